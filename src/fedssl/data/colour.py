@@ -1,0 +1,54 @@
+"""Colour changes of a batch of float images in [0, 1], N x C x H x W, each image by its own amount."""
+
+import torch
+from torch import Tensor
+
+GREY_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601 luma, as PIL
+
+
+def grey(images: Tensor) -> Tensor:
+    """Luma, N x 1 x H x W; an image of one channel is its own."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.unbind(1)
+    luma = (red * GREY_WEIGHTS[0]).add_(green, alpha=GREY_WEIGHTS[1]).add_(blue, alpha=GREY_WEIGHTS[2])
+    return luma.unsqueeze(1)
+
+
+def change_brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """factor · image, clamped to [0, 1]; factor has shape N."""
+    return (images * _per_image(factor)).clamp_(0, 1)
+
+
+def change_contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """mean + factor · (image − mean), clamped; mean is that of the grey image."""
+    mean = grey(images).mean(dim=(1, 2, 3), keepdim=True)
+    return torch.lerp(mean, images, _per_image(factor)).clamp_(0, 1)
+
+
+def change_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """grey + factor · (image − grey), clamped."""
+    return torch.lerp(grey(images), images, _per_image(factor)).clamp_(0, 1)
+
+
+def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
+    """Turn the hue by a part of the colour circle (0.5: the opposite colour); HSV's value and saturation stay.
+
+    HSV without its six cases: with low and high the smallest and largest channel and ± the sign of g − b,
+      hue = ± ((g − low) + (b − low) + (high − r)) / 6(high − low), between −1/2 and 1/2, red 0, green 1/3, blue −1/3;
+      channel = low + (high − low) · clamp(|6·frac(hue + c) − 3| − 1, 0, 1), c = 0, 2/3, 1/3 for red, green, blue.
+    """
+    red, green, blue = images.unbind(1)
+    low = torch.minimum(green, blue).minimum(red)
+    high = torch.maximum(green, blue).maximum(red)
+    spread = high - low
+    hue = (green - low).add_(blue).sub_(low).add_(high).sub_(red)
+    hue.div_((6 * spread).clamp_(min=1e-12))  # of grey 0 / 1e-12
+    hue.copysign_(green - blue).add_(turn.view(-1, 1, 1) + 1)  # + 1: frac() is that of a positive number
+    offsets = torch.tensor([0, 2 / 3, 1 / 3], device=images.device).view(1, 3, 1, 1)
+    wave = (hue.unsqueeze(1) + offsets).frac_().mul_(6).sub_(3).abs_().sub_(1).clamp_(0, 1)
+    return wave.mul_(spread.unsqueeze(1)).add_(low.unsqueeze(1))
+
+
+def _per_image(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1, 1)

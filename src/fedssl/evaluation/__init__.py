@@ -1,0 +1,1 @@
+"""How good the features are: labels are used here and nowhere else."""

@@ -1,0 +1,35 @@
+"""The kNN monitor: weighted votes of the nearest training features, no training needed."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@torch.no_grad()
+def knn_predictions(
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int, temperature: float, num_classes: int
+) -> Tensor:
+    """Each of the k most similar training images (cosine s) votes for its class with weight exp(s / temperature)."""
+    k = min(k, len(train_features))
+    bank = F.normalize(train_features, dim=1).T.contiguous()  # d x N
+    predictions = []
+    for chunk in F.normalize(test_features, dim=1).split(2000):
+        similarity, nearest = (chunk @ bank).topk(k, dim=1)  # M x k
+        votes = torch.zeros(len(chunk), num_classes)
+        votes.scatter_add_(1, train_labels[nearest], (similarity / temperature).exp())
+        predictions.append(votes.argmax(dim=1))
+    return torch.cat(predictions)
+
+
+def knn_accuracy(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    k: int = 200,
+    temperature: float = 0.1,
+) -> float:
+    """The share of test images that the vote names rightly."""
+    num_classes = int(max(train_labels.max(), test_labels.max())) + 1
+    predictions = knn_predictions(train_features, train_labels, test_features, k, temperature, num_classes)
+    return float((predictions == test_labels).double().mean())

@@ -1,0 +1,146 @@
+"""One client's side of a round: the same code whatever engine carries the task."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedssl.data.augmentations import Recipe
+from fedssl.errors import FedsslError
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
+from fedssl.federation.messages import (
+    ClientState,
+    ClientWeights,
+    GlobalWeights,
+    Scalars,
+    StepWatcher,
+    TrainResult,
+    TrainTask,
+)
+from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
+from fedssl.methods.base import SiameseMethod
+from fedssl.weights import Weights, divergence, non_finite
+
+
+class Client:
+    """Trains any client of a run with one set of networks: weights come from the state, so memory does not grow with K."""
+
+    def __init__(
+        self,
+        method: SiameseMethod,
+        rule: UpdateRule,
+        recipe: Recipe,
+        training: LocalTraining,
+        images_of: Callable[[int], Tensor],
+        rounds: int,
+        seed: int,
+        upload: Literal["online", "target"] = "online",
+        batchnorm: BatchNormSharing = "average",
+    ) -> None:
+        self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
+        self.images_of, self.rounds, self.seed, self.upload = images_of, rounds, seed, upload
+        self.first_weights = weights_of(method)
+        self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
+        self.private = (
+            private_names(method.online_encoder, batchnorm),
+            private_names(method.predictor, batchnorm),
+        )
+
+    def initial_global_weights(self) -> GlobalWeights:
+        """W_g^0 and W_g^{p,0}, without what stays at the clients."""
+        return self._shared(self.first_weights.online, self.first_weights.predictor)
+
+    def train(
+        self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
+    ) -> tuple[ClientState, TrainResult]:
+        """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
+        started = time.perf_counter()
+        local = self._without_private(state)
+        start, scalars = begin(self.rule, local, task)
+        if local is not None and self.rule.shares and "divergence" not in scalars:
+            scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
+        self._load(state, start, task)
+        before = Weights.of(self.method.online_encoder)
+        report = train_locally(
+            self.method,
+            self.images_of(task.client_id),
+            self.recipe,
+            self.training,
+            self.training.learning_rate(task.round_number, self.rounds),
+            training_seed(self.seed, task.client_id, task.round_number),
+            on_step=(lambda *counts: watch(task.client_id, *counts)) if watch else lambda *counts: None,
+        )
+        weights = weights_of(self.method)
+        self._check_finite(weights, report.loss, task)
+        measured = self.rule.measure(before, weights.online)
+        memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
+        new_state = ClientState(weights, task.round_number, memory, {**task.note, **measured})
+        scalars |= measured | {
+            "loss": report.loss,
+            "feature_std": report.feature_std,
+            "images": report.images,
+            "seconds": time.perf_counter() - started,
+        }
+        return new_state, self._result(task, weights, scalars)
+
+    def _result(self, task: TrainTask, weights: ClientWeights, scalars: Scalars) -> TrainResult:
+        use_target = self.upload == "target" and self.method.target_encoder is not None
+        encoder = weights.target if use_target else weights.online
+        return TrainResult(
+            task.client_id,
+            task.round_number,
+            self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights()),
+            num_examples=len(self.images_of(task.client_id)),
+            scalars=scalars,
+            payload=self.method.payload(),
+        )
+
+    def _shared(self, encoder: Weights, predictor: Weights) -> GlobalWeights:
+        return GlobalWeights(encoder.without(self.private[0]), predictor.without(self.private[1]))
+
+    def _without_private(self, state: ClientState | None) -> ClientState | None:
+        """Rules mix only what both sides have: the private BatchNorm tensors are laid back under in `_load`."""
+        if state is None or not any(self.private):
+            return state
+        w = state.weights
+        shared = ClientWeights(
+            w.online.without(self.private[0]), w.predictor.without(self.private[1]), w.target.without(self.private[0])
+        )
+        return replace(state, weights=shared)
+
+    def _load(self, state: ClientState | None, start: ClientWeights, task: TrainTask) -> None:
+        own = state.weights if state is not None else self.first_weights
+        own.online.overlaid(start.online).load_into(self.method.online_encoder)
+        own.predictor.overlaid(start.predictor).load_into(self.method.predictor)
+        if self.method.target_encoder is not None:
+            own.target.overlaid(start.target).load_into(self.method.target_encoder)
+        memory = state.memory if state is not None else self.first_memory
+        with torch.no_grad():
+            for name, tensor in self.method.memory().items():
+                tensor.copy_(memory[name])
+        self.method.receive(task.payload)
+        self.method.start_round()
+
+    def _check_finite(self, weights: ClientWeights, loss: float, task: TrainTask) -> None:
+        broken = [*non_finite(weights.online), *non_finite(weights.predictor)]
+        if loss != loss or loss in (float("inf"), float("-inf")) or broken:
+            where = f"client {task.client_id}, round {task.round_number}"
+            what = f"the weights {broken[0]!r}" if broken else f"the loss ({loss})"
+            raise FedsslError(f"{where}: {what} became NaN or infinite: lower local_training.lr")
+
+
+def weights_of(method: SiameseMethod) -> ClientWeights:
+    target = Weights() if method.target_encoder is None else Weights.of(method.target_encoder)
+    return ClientWeights(Weights.of(method.online_encoder), Weights.of(method.predictor), target)
+
+
+def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
+    """The only client-side path: load the generation the server accepted last, train, keep the new one beside it."""
+    state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
+    state, result = client.train(state, task, watch)
+    store.save(task.client_id, state, keep=task.accepted_round)
+    return result

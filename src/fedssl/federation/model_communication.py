@@ -1,0 +1,213 @@
+"""Operation 2, model communication: from a client's own weights and the new global ones to where its round starts."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
+from fedssl.settings import Fraction, NonNegative
+from fedssl.weights import Norm, Weights, divergence, interpolate
+
+Between = Literal["global-local", "before-after"]
+Stale = Literal["selective", "always", "keep-target"]
+BatchNormSharing = Literal["average", "local-statistics", "local-layers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule(ABC):
+    """How a client starts a round. A frozen dataclass: its fields are its settings.
+
+    At its first participation every client takes the global weights, target included. `update` sees the later rounds;
+    its numbers are recorded with the round (mu, scale, divergence; ema = 1 when local weights were mixed in).
+    """
+
+    shares: ClassVar[bool] = True  # False: nothing is averaged, every client goes its own way
+
+    @abstractmethod
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+        """The weights with which the client starts this round."""
+
+    def measure(self, before: Weights, after: Weights) -> Scalars:  # noqa: ARG002
+        """Client side, after local training: what this rule must remember of the online encoder's change."""
+        return {}
+
+    def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:  # noqa: ARG002
+        """Server side, after aggregation: what this client's next task carries."""
+        return noted
+
+
+def begin(rule: UpdateRule, local: ClientState | None, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+    """Where client k starts round r: by its rule, or from the global weights when it has none of its own."""
+    if local is None:
+        return from_global(task)
+    return rule.update(local, task)
+
+
+def from_global(task: TrainTask) -> tuple[ClientWeights, Scalars]:
+    """online, target := W_g, predictor := W_g^p (loading copies, so the two encoders never share memory)."""
+    encoder, predictor = task.global_weights.encoder, task.global_weights.predictor
+    return ClientWeights(online=encoder, predictor=predictor, target=encoder), {"ema": 0.0}
+
+
+def _missed(local: ClientState, task: TrainTask) -> bool:
+    return local.last_round != task.round_number - 1
+
+
+def _starts_over(stale: Stale, local: ClientState, task: TrainTask) -> bool:
+    return stale == "selective" and _missed(local, task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(UpdateRule):
+    """FedAvg's update (FedSimCLR, FedMoCo, FedSimSiam, FedBYOL): online and predictor := global; target stays local."""
+
+    stale: Stale = "selective"
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+        if _starts_over(self.stale, local, task):
+            return from_global(task)
+        return ClientWeights(task.global_weights.encoder, task.global_weights.predictor, local.weights.target), {
+            "ema": 0.0
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateBoth(UpdateRule):
+    """Online, predictor and target := global: no local knowledge is kept."""
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:  # noqa: ARG002
+        return from_global(task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoUpdate(UpdateRule):
+    """Standalone training: every client keeps its own weights; nothing is averaged."""
+
+    shares: ClassVar[bool] = False
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:  # noqa: ARG002
+        return local.weights, {"ema": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantMu(UpdateRule):
+    """EMA with a fixed decay: mu_encoder · W_k + (1 − mu_encoder) · W_g, likewise the predictor."""
+
+    mu_encoder: Fraction = 0.5
+    mu_predictor: Fraction = 0.5
+    stale: Stale = "selective"
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+        if _starts_over(self.stale, local, task):
+            return from_global(task)
+        if _missed(local, task) and self.stale == "keep-target":
+            return _mixed(local, task, 0.0, 0.0), {"ema": 0.0}
+        scalars = {"ema": 1.0, "mu": self.mu_encoder, "mu_predictor": self.mu_predictor}
+        return _mixed(local, task, self.mu_encoder, self.mu_predictor), scalars
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DivergenceRule(UpdateRule):
+    """Shared by the rules that look at a divergence: which two encoders, and on which scale."""
+
+    between: Between
+    norm: Norm
+    stale: Stale = "selective"
+
+    def measure(self, before: Weights, after: Weights) -> Scalars:
+        return {"training_divergence": divergence(before, after, self.norm)} if self.between == "before-after" else {}
+
+    def distance(self, local: ClientState, task: TrainTask) -> float:
+        """‖W_g^r − W_k^{r−1}‖ (paper), or how far the client's own last training moved the encoder (authors)."""
+        if self.between == "before-after":
+            return local.scalars["training_divergence"]
+        return divergence(task.global_weights.encoder, local.weights.online, self.norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedU(_DivergenceRule):
+    """Divergence-aware predictor update: the predictor is replaced only while the divergence is below the threshold."""
+
+    threshold: NonNegative = 0.4  # on the scale of mean-conv
+    between: Between = "global-local"
+    norm: Norm = "mean-conv"
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+        if _starts_over(self.stale, local, task):
+            return from_global(task)
+        distance = self.distance(local, task)
+        replaced = distance < self.threshold
+        weights = _mixed(local, task, 0.0, 0.0 if replaced else 1.0)
+        return weights, {"ema": 0.0, "divergence": distance, "predictor_replaced": float(replaced)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEMA(_DivergenceRule):
+    """W_k ← mu W_k + (1 − mu) W_g, same for the predictor, mu = min(lambda_k · divergence, 1) (the paper's method).
+
+    `scale` fixes lambda; without it the autoscaler sets lambda_k = tau / divergence once, at the client's first round,
+    so that its first mu is tau. scale = 0 is FedBYOL.
+    """
+
+    scale: NonNegative | None = None
+    tau: Fraction = 0.7
+    apply_to: Literal["both", "encoder", "predictor"] = "both"
+    between: Between = "before-after"
+    norm: Norm = "l2"
+
+    def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
+        scale = self.scale if self.scale is not None else task.note.get("scale")
+        if scale is None or _starts_over(self.stale, local, task):
+            return from_global(task)
+        if _missed(local, task) and self.stale == "keep-target":
+            return _mixed(local, task, 0.0, 0.0), {"ema": 0.0, "scale": scale}
+        distance = self.distance(local, task)
+        mu = min(scale * distance, 1.0)
+        encoder_mu = 0.0 if self.apply_to == "predictor" else mu
+        predictor_mu = 0.0 if self.apply_to == "encoder" else mu
+        scalars = {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
+        return _mixed(local, task, encoder_mu, predictor_mu), scalars
+
+    def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
+        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of 0 leaves it for a later round."""
+        if "scale" in noted or self.scale is not None:
+            return noted
+        if self.between == "before-after":
+            distance = result.scalars["training_divergence"]
+        else:
+            distance = divergence(aggregated.encoder, result.weights.encoder, self.norm)
+        return {**noted, "scale": self.tau / distance} if distance > 0 else noted
+
+
+def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu: float) -> ClientWeights:
+    """Online encoder and predictor between local (mu = 1) and global (mu = 0); the target stays local."""
+    return ClientWeights(
+        interpolate(local.weights.online, task.global_weights.encoder, encoder_mu),
+        interpolate(local.weights.predictor, task.global_weights.predictor, predictor_mu),
+        local.weights.target,
+    )
+
+
+UPDATE_RULES: dict[str, type[UpdateRule]] = {
+    "replace": Replace,
+    "update-both": UpdateBoth,
+    "fedu": FedU,
+    "fedema": FedEMA,
+    "constant-mu": ConstantMu,
+    "none": NoUpdate,
+}
+
+
+def private_names(module: nn.Module, sharing: BatchNormSharing) -> frozenset[str]:
+    """The tensors that stay at the client: none, BatchNorm's statistics, or its whole layers as in FedBN.
+
+    Layers are found by type: a filter on names would miss those in shortcuts and heads.
+    """
+    names: set[str] = set()
+    for prefix, child in module.named_modules():
+        if sharing != "average" and isinstance(child, nn.modules.batchnorm._BatchNorm):
+            leaves = dict(child.named_buffers()) | (dict(child.named_parameters()) if sharing == "local-layers" else {})
+            names.update(f"{prefix}.{leaf}" if prefix else leaf for leaf in leaves)
+    return frozenset(names)

@@ -1,0 +1,63 @@
+"""What a self-supervised method is to the federation: Siamese networks with a loss over two views."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.networks.heads import Encoder
+
+
+class SiameseMethod(nn.Module, ABC):
+    """An online encoder, a predictor (nn.Identity when there is none) and, for momentum methods, a target encoder.
+
+    Constructor: (backbone, feature_size, heads, *, settings…). Tensors that a client keeps from round to round beside
+    the networks (MoCo's queue) are buffers registered on the method itself.
+    """
+
+    def __init__(self, online_encoder: Encoder, predictor: nn.Module | None = None, has_target: bool = False) -> None:
+        super().__init__()
+        self.online_encoder = online_encoder
+        self.predictor = predictor or nn.Identity()
+        self.target_encoder: Encoder | None = None
+        if has_target:
+            self.target_encoder = deepcopy(online_encoder)  # a copy: the two must never share memory
+            self.target_encoder.requires_grad_(False)
+
+    @abstractmethod
+    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+        """The loss of a batch; each view passes a network in its own forward, so BatchNorm sees one view at a time."""
+
+    def after_step(self) -> None:
+        """After every optimizer step; momentum methods move their target here."""
+
+    def start_round(self) -> None:
+        """After the update rule has set the weights and before local training."""
+
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
+
+    def memory(self) -> dict[str, Tensor]:
+        """What the client keeps beside the networks, by name."""
+        return dict(self.named_buffers(recurse=False))
+
+    def payload(self) -> dict[str, Tensor]:
+        """What a method sends beside its weights after a round; nothing, unless it says so aloud."""
+        return {}
+
+    @staticmethod
+    def pool(payloads: list[dict[str, Tensor]]) -> dict[str, Tensor]:  # noqa: ARG004
+        """Server side: joins the clients' payloads into the one that the next tasks carry."""
+        return {}
+
+    def receive(self, payload: dict[str, Tensor]) -> None:
+        """Client side, before a round: takes what the server pooled."""
+
+    @torch.no_grad()
+    def move_target(self, momentum: float) -> None:
+        """W^t ← m W^t + (1 − m) W, parameters only (the paper's Algorithm 1; its section 3.2 has m and 1 − m swapped)."""
+        assert self.target_encoder is not None
+        target, online = list(self.target_encoder.parameters()), list(self.online_encoder.parameters())
+        torch._foreach_lerp_(target, online, 1 - momentum)

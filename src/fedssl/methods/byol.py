@@ -1,0 +1,48 @@
+"""BYOL: predict what a slowly moving target encoder makes of the other view."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.methods.base import SiameseMethod
+from fedssl.methods.losses import byol_loss
+from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.settings import Fraction
+
+
+class BYOL(SiameseMethod):
+    """Non-contrastive, the target encoder is an EMA of the online encoder (Grill et al., 2020)."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_size: int,
+        heads: HeadSizes,
+        *,
+        momentum: Fraction = 0.99,
+        predictor: bool = True,
+        stop_gradient: bool = True,
+        ema: bool = True,
+        without_stop_gradient: Literal["paper", "authors"] = "paper",
+    ) -> None:
+        encoder = Encoder(backbone, mlp(feature_size, heads))
+        super().__init__(encoder, mlp(heads.out, heads) if predictor else None, has_target=True)
+        self.momentum, self.ema, self.stop_gradient = momentum, ema, stop_gradient
+        # Without stop-gradient the paper trains the target by backpropagation too; the authors' code lets gradients
+        # reach it but leaves it out of the optimizer, which changes nothing against the stop-gradient.
+        assert self.target_encoder is not None
+        self.target_encoder.requires_grad_(not stop_gradient and without_stop_gradient == "paper")
+
+    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+        assert self.target_encoder is not None
+        p1 = self.predictor(self.online_encoder(view_1))
+        p2 = self.predictor(self.online_encoder(view_2))
+        with torch.set_grad_enabled(not self.stop_gradient):
+            z1, z2 = self.target_encoder(view_1), self.target_encoder(view_2)
+        # Summed over the two directions, not averaged: a factor of two here is a factor of two in the learning rate.
+        return byol_loss(p1, z2) + byol_loss(p2, z1)
+
+    def after_step(self) -> None:
+        if self.ema:
+            self.move_target(self.momentum)

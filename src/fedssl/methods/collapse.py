@@ -1,0 +1,16 @@
+"""The collapse measure: have all images come to look alike to the encoder?"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+COLLAPSED_BELOW = 0.05
+"""A `feature_std` under this is called a collapse."""
+
+
+def feature_std(features: Tensor) -> float:
+    """sqrt(d) times the mean standard deviation, over images, of the l2-normalised features.
+
+    About 1 when they spread over the sphere, 0 when every image maps to one point.
+    """
+    normalised = F.normalize(features.float(), dim=1)  # N x d
+    return float(normalised.std(dim=0, correction=0).mean() * features.shape[1] ** 0.5)

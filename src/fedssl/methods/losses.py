@@ -1,0 +1,38 @@
+"""The losses of the self-supervised methods, written as the papers' formulas."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """cos(a_i, b_i) for every row i."""
+    return F.cosine_similarity(a, b, dim=1)  # N x d, N x d -> N
+
+
+def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """mean_i (2 − 2 cos(p_i, z_i)): the squared distance of the normalised vectors, for one direction."""
+    return (2 - 2 * cosine(prediction, target)).mean()
+
+
+def simsiam_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """D(p, z) = −mean_i cos(p_i, z_i), for one direction."""
+    return -cosine(prediction, target).mean()
+
+
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
+    """SimCLR: cross entropy of finding the other view among the 2B − 1 other projections of the batch."""
+    z = F.normalize(torch.cat([z1, z2]), dim=1)  # 2B x d
+    similarity = z @ z.T / temperature  # 2B x 2B
+    similarity.fill_diagonal_(float("-inf"))  # an image is not its own negative
+    count = z1.shape[0]
+    other_view = torch.arange(2 * count, device=z.device).roll(count)
+    return F.cross_entropy(similarity, other_view)
+
+
+def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    """MoCo: cross entropy of finding the key of the same image among it and the queue; all vectors normalised."""
+    positive = (query * key).sum(dim=1, keepdim=True)  # B x 1
+    negative = query @ queue.T  # B x Q
+    logits = torch.cat([positive, negative], dim=1) / temperature
+    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))

@@ -1,0 +1,26 @@
+"""SimCLR: find the other view of an image among all projections of the batch."""
+
+from torch import Tensor, nn
+
+from fedssl.methods.base import SiameseMethod
+from fedssl.methods.losses import nt_xent
+from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.settings import Positive
+
+
+class SimCLR(SiameseMethod):
+    """Contrastive, no predictor, both views through the same encoder (Chen et al., 2020)."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_size: int,
+        heads: HeadSizes,
+        *,
+        temperature: Positive = 0.07,  # the authors' code; the paper is silent
+    ) -> None:
+        super().__init__(Encoder(backbone, mlp(feature_size, heads)))
+        self.temperature = temperature
+
+    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+        return nt_xent(self.online_encoder(view_1), self.online_encoder(view_2), self.temperature)

@@ -1,0 +1,1 @@
+"""Backbones and the heads that stand on them."""

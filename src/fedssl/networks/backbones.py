@@ -1,0 +1,200 @@
+"""Backbones: the paper's CIFAR ResNets, a small convnet for CPUs, or any module of the user's by import path."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from fedssl.errors import FedsslError
+from fedssl.settings import Count
+
+Channels = Annotated[int, Ge(1)]
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out_channels = width * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, out_channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return self.relu(out + self.shortcut(x))  # type: ignore[no-any-return]
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a shortcut; the stride sits on the 3x3, as in PyTorch's ResNet-50."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out_channels = width * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return self.relu(out + self.shortcut(x))  # type: ignore[no-any-return]
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+
+
+class ResNet(nn.Module):
+    """ResNet for small images: 3x3 stem without max-pool; for 32x32 the last average pool is the paper's 4x4."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        depths: tuple[int, int, int, int],
+        width: int,
+        channels: int,
+        stem_stride: int,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stem_stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        in_channels = width
+        for number, depth in enumerate(depths, start=1):
+            stage_width = width * 2 ** (number - 1)
+            blocks = []
+            for index in range(depth):
+                blocks.append(block(in_channels, stage_width, stride=2 if index == 0 and number > 1 else 1))
+                in_channels = stage_width * block.expansion
+            self.add_module(f"layer{number}", nn.Sequential(*blocks))
+        self.pool = nn.AdaptiveAvgPool2d(1)  # equals AvgPool2d(4) on the 4x4 maps of a 32x32 image
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(images)))
+        for number in range(1, 5):
+            x = self.get_submodule(f"layer{number}")(x)
+        return self.pool(x).flatten(1)  # type: ignore[no-any-return]
+
+
+def resnet18(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+    """ResNet-18 as in the paper's appendix (11.17 M parameters at width 64)."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride)
+
+
+def resnet10(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+    """One block a stage: for CPUs."""
+    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride)
+
+
+def resnet50(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+    """ResNet-50 as in the paper's appendix (23.5 M parameters at width 64)."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride)
+
+
+class ConvNet(nn.Module):
+    """Four 3x3 convolutions, halving the image after each of the first three, then the average over positions."""
+
+    def __init__(self, width: int, channels: int) -> None:
+        super().__init__()
+        widths = [channels, width, 2 * width, 4 * width, 8 * width]
+        for index in range(1, 5):
+            self.add_module(f"conv{index}", nn.Conv2d(widths[index - 1], widths[index], 3, padding=1, bias=False))
+            self.add_module(f"bn{index}", nn.BatchNorm2d(widths[index]))
+        self.relu = nn.ReLU(inplace=True)
+        self.shrink = nn.MaxPool2d(2, ceil_mode=True)  # ceil: an odd or tiny image never shrinks to nothing
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images
+        for index in range(1, 5):
+            x = self.relu(self.get_submodule(f"bn{index}")(self.get_submodule(f"conv{index}")(x)))
+            if index < 4:
+                x = self.shrink(x)
+        return self.pool(x).flatten(1)  # type: ignore[no-any-return]
+
+
+def convnet(channels: int, *, width: Count = 32) -> ConvNet:
+    """A small four-layer convnet for CPUs (0.39 M parameters at width 32)."""
+    return ConvNet(width, channels)
+
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnet10": resnet10,
+    "convnet": convnet,
+}
+
+
+def find_backbone(name: str) -> Callable[..., nn.Module]:
+    """A registered backbone, or the user's factory for "package.module:factory" (called with its settings alone)."""
+    if name in BACKBONES:
+        return BACKBONES[name]
+    module_name, separator, attribute = name.partition(":")
+    if not separator:
+        known = ", ".join(BACKBONES)
+        raise FedsslError(f"network.name: no network called {name!r}; known: {known}, or 'package.module:factory'")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError) as error:
+        raise FedsslError(f"network.name: cannot import {name!r}: {error}") from error
+    if not callable(factory):
+        raise FedsslError(f"network.name: {name!r} is not a function or class that builds a module")
+    return partial(_build_foreign, factory, name)
+
+
+def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **settings: Any) -> nn.Module:
+    if "channels" in inspect.signature(factory).parameters:
+        settings = {"channels": channels, **settings}
+    try:
+        module = factory(**settings)
+    except TypeError as error:
+        raise FedsslError(f"network: {name!r} does not accept these settings: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise FedsslError(f"network.name: {name!r} returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+@torch.no_grad()
+def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]) -> int:
+    """Found by a dry forward of two blank images; says so when the module does not map images to vectors."""
+    was_training = backbone.training
+    try:
+        features = backbone.eval()(torch.zeros(2, channels, *image_size))
+    except (RuntimeError, ValueError, IndexError) as error:
+        size = f"{channels}x{image_size[0]}x{image_size[1]}"
+        raise FedsslError(f"network: the backbone fails on images of {size}: {str(error).splitlines()[0]}") from error
+    finally:
+        backbone.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise FedsslError(f"network: the backbone must return one vector an image (N x d), it returned {got}")
+    return int(features.shape[1])

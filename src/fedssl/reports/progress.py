@@ -1,0 +1,150 @@
+"""Progress of a run: one live view on a terminal, plain lines elsewhere, or nothing."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class View(Protocol):
+    """Receives what happens; never decides anything."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def start(self, title: str, rounds: int, steps: int) -> None:
+        """Before round 1, with the number of training steps in the whole run."""
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        """After every training step of a client: counts inside its round."""
+
+    def round_finished(self, record: dict[str, Any]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class QuietView:
+    """For the Python API: says nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        pass
+
+    def start(self, title: str, rounds: int, steps: int) -> None:
+        pass
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        pass
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+class PlainView(QuietView):
+    """One line a round, for logs and pipes, with the time left."""
+
+    def start(self, title: str, rounds: int, steps: int) -> None:  # noqa: ARG002
+        self.rounds, self.started = rounds, time.monotonic()
+        self.say(title)
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        done = record["round"]
+        left = (time.monotonic() - self.started) / done * (self.rounds - done) if done else None
+        parts = [f"round {done}/{self.rounds}", *_facts(record)]
+        if left is not None:
+            parts.append(f"{_duration(left)} left")
+        self.say("  ".join(parts))
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class LiveView(QuietView):
+    """Round, client, loss, images/s, kNN, and a bar over the whole run with the time left."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=self.console,
+        )
+        self.live = Live(console=self.console, refresh_per_second=4)
+        self.last: dict[str, Any] = {"round": 0, "clients": []}
+        self.client, self.client_started, self.rate = -1, 0.0, 0.0
+        self.client_progress = ""
+
+    def __enter__(self) -> Self:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.live.__exit__(None, None, None)
+
+    def start(self, title: str, rounds: int, steps: int) -> None:
+        self.rounds = rounds
+        self.say(title)
+        self.task = self.bar.add_task("round 1", total=steps)
+        self._show()
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        now = time.monotonic()
+        if done == 1:
+            self.client, self.client_started = client_id, now
+        elif now > self.client_started:
+            self.rate = images * (1 - 1 / done) / (now - self.client_started)
+        self.client_progress = f"step {done}/{total}"
+        self.bar.advance(self.task)
+        self._show()
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        self.last = record
+        self.bar.update(self.task, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")
+        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record)]))
+        self._show()
+
+    def say(self, text: str) -> None:
+        self.live.console.print(text)
+
+    def _show(self) -> None:
+        table = Table.grid(padding=(0, 3))
+        facts = [f"client {self.client}", self.client_progress, f"{self.rate:,.0f} images/s"] if self.client >= 0 else []
+        table.add_row(*facts, *_facts(self.last))
+        self.live.update(Group(self.bar, table))
+
+
+def make_view() -> View:
+    return LiveView() if sys.stdout.isatty() else PlainView()
+
+
+def _facts(record: dict[str, Any]) -> list[str]:
+    facts = []
+    if record["clients"]:
+        facts.append(f"loss {record['loss']:.4f}")
+        if record.get("mu") is not None:
+            facts.append(f"mu {record['mu']:.3f}")
+    if record.get("knn") is not None:
+        facts.append(f"kNN {100 * record['knn']:.1f} %")
+    if record["clients"]:
+        facts.append(f"{record['images_per_second']:,.0f} images/s")
+    return facts
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,38 @@
+"""What a person should be told while a run goes on: collapse, and clients that no longer listen to the global model."""
+
+from typing import Any
+
+from fedssl.methods.collapse import COLLAPSED_BELOW
+
+DEAF_ROUNDS = 5
+
+
+class RunWarnings:
+    """Each warning once a client and run."""
+
+    def __init__(self) -> None:
+        self._deaf: dict[int, int] = {}
+        self._said: set[tuple[str, int]] = set()
+
+    def check(self, record: dict[str, Any]) -> list[str]:
+        """The new warnings that a round's record gives reason for."""
+        found = []
+        for client in record["clients"]:
+            number = client["client"]
+            self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
+            if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
+                found.append(
+                    f"client {number}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
+                    "(smaller update_rule.tau or scale, or between = 'before-after')"
+                )
+            if client["feature_std"] < COLLAPSED_BELOW and self._first("collapse", number):
+                found.append(
+                    f"client {number}: its features collapsed in round {record['round']} "
+                    f"(feature_std {client['feature_std']:.3f}): all images look alike to the encoder"
+                )
+        return found
+
+    def _first(self, kind: str, client: int) -> bool:
+        new = (kind, client) not in self._said
+        self._said.add((kind, client))
+        return new

@@ -1,0 +1,40 @@
+"""Settings are constructor arguments: these annotations give each its range, and `describe` reads them back.
+
+A registry maps a name to a class or function; its keyword-only arguments (or dataclass fields) are the settings
+that a config may give. `config.py` turns the same annotations into checks and error texts.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from annotated_types import Ge, Gt, Interval
+
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    annotation: Any
+    default: Any  # inspect.Parameter.empty: must be given
+
+
+def settings_of(factory: Callable[..., Any]) -> dict[str, Setting]:
+    """The keyword-only arguments of a factory (also of a functools.partial), with annotations and defaults."""
+    function = inspect.unwrap(getattr(factory, "func", factory))
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    return {
+        name: Setting(name, hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def summary_of(factory: Callable[..., Any]) -> str:
+    """The first line of a factory's docstring."""
+    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]

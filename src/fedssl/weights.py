@@ -1,0 +1,144 @@
+"""Named weight sets: the average, the interpolation and the divergence that the paper's formulas are made of."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.errors import FedsslError
+
+Norm = Literal["l2", "mean-conv"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A module's tensors by name, in sorted order; parameters apart from buffers, since a divergence is over parameters."""
+
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Sums must not depend on the order in which a file or a message returned its keys.
+        object.__setattr__(self, "parameters", dict(sorted(self.parameters.items())))
+        object.__setattr__(self, "buffers", dict(sorted(self.buffers.items())))
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Self:
+        """A copy of a module's weights on the CPU; the module may go on training."""
+        buffers = dict(module.named_buffers())
+        return cls(
+            {name: _detached_copy(tensor) for name, tensor in module.named_parameters()},
+            {name: _detached_copy(buffers[name]) for name in module.state_dict() if name in buffers},
+        )
+
+    @torch.no_grad()
+    def load_into(self, module: nn.Module) -> None:
+        """Copies the values into a module of the same names; never makes the module share our memory."""
+        module.load_state_dict(self.tensors(), strict=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under the names of the module's state dict."""
+        return {**self.parameters, **self.buffers}
+
+    def copy(self) -> Self:
+        return self.map(lambda _, tensor: tensor.clone())
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> Self:
+        return type(self)(
+            {name: change(name, tensor) for name, tensor in self.parameters.items()},
+            {name: change(name, tensor) for name, tensor in self.buffers.items()},
+        )
+
+    def without(self, names: frozenset[str]) -> Self:
+        return type(self)(
+            {name: tensor for name, tensor in self.parameters.items() if name not in names},
+            {name: tensor for name, tensor in self.buffers.items() if name not in names},
+        )
+
+    def overlaid(self, top: "Weights") -> Self:
+        """Our tensors, replaced by those of `top` where it has them."""
+        return type(self)({**self.parameters, **top.parameters}, {**self.buffers, **top.buffers})
+
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+    def digest(self) -> str:
+        """SHA-256 over the sorted names and the bits of every tensor."""
+        sha = hashlib.sha256()
+        for name, tensor in sorted(self.tensors().items()):
+            sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()
+
+
+def _detached_copy(tensor: Tensor) -> Tensor:
+    # Plain row-major memory whatever the module uses (channels_last): files and digests depend on values only.
+    copy = tensor.detach().to("cpu", copy=True)
+    return copy.contiguous()
+
+
+def average(members: Sequence[tuple[float, Weights]]) -> Weights:
+    """sum_k (n_k / n) W_k, tensor by tensor; integer buffers (BatchNorm's counter) are rounded back to integers."""
+    total = sum(share for share, _ in members)
+    shares = [share / total for share, _ in members]
+
+    def mean(tensors: list[Tensor]) -> Tensor:
+        first = tensors[0]
+        exact = first if first.is_floating_point() else first.double()
+        sum_ = exact * shares[0]
+        for share, tensor in zip(shares[1:], tensors[1:], strict=True):
+            sum_.add_(tensor, alpha=share)
+        return sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
+
+    weights = [w for _, w in members]
+    return weights[0].map(lambda name, _: mean([w.parameters.get(name, w.buffers.get(name)) for w in weights]))
+
+
+def interpolate(local: Weights, global_: Weights, mu: float) -> Weights:
+    """mu · local + (1 − mu) · global_; exactly a copy of `global_` at mu = 0 and of `local` at mu = 1."""
+    ours = local.tensors()
+
+    def mix(name: str, theirs: Tensor) -> Tensor:
+        if theirs.is_floating_point():
+            return torch.lerp(theirs, ours[name], mu)
+        return torch.lerp(theirs.double(), ours[name].double(), mu).round().to(theirs.dtype)
+
+    return global_.map(mix)
+
+
+def divergence(a: Weights, b: Weights, norm: Norm) -> float:
+    """How far two encoders are apart, over parameters only.
+
+    l2: one norm over all parameters (the paper's formula). mean-conv: the mean, over the convolution weights named
+    conv* (shortcuts excluded), of each layer's l2 norm (the authors' code; FedU's threshold 0.4 is on this scale).
+    """
+    if norm == "mean-conv":
+        names = conv_names(a)
+        if not names:
+            raise FedsslError("norm = 'mean-conv' needs convolutions named conv*, this network has none: use 'l2'")
+        return sum(_squared_distance(a, b, name) ** 0.5 for name in names) / len(names)
+    return sum(_squared_distance(a, b, name) for name in a.parameters) ** 0.5
+
+
+def conv_names(weights: Weights) -> list[str]:
+    """The parameters that the authors' divergence looks at: 4-D weights of modules called conv*."""
+
+    def is_conv(name: str) -> bool:
+        module, _, leaf = name.rpartition(".")
+        return leaf == "weight" and module.rpartition(".")[2].startswith("conv")
+
+    return [name for name, tensor in weights.parameters.items() if tensor.ndim == 4 and is_conv(name)]
+
+
+def _squared_distance(a: Weights, b: Weights, name: str) -> float:
+    return float(torch.linalg.vector_norm(a.parameters[name] - b.parameters[name], dtype=torch.float64)) ** 2
+
+
+def non_finite(weights: Weights) -> Iterator[str]:
+    """The names of tensors that hold NaN or Inf."""
+    for name, tensor in weights.tensors().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            yield name

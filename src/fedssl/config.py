@@ -1,4 +1,4 @@
-"""From TOML and overrides to validated settings; an unknown key or a value out of range is an error that names the key."""
+"""From tables to validated settings; an unknown key or a value out of range is an error that names the key."""
 
 import copy
 import difflib
@@ -54,7 +54,9 @@ class Network(BaseModel):
 class Aggregation(BaseModel):
     model_config = STRICT
     name: str = "weighted-average"
-    upload: Literal["online", "target"] = Field("online", description="which encoder clients send and the server averages")
+    upload: Literal["online", "target"] = Field(
+        "online", description="which encoder clients send and the server averages"
+    )
     batchnorm: BatchNormSharing = Field("average", description="local-*: what of BatchNorm stays at the client")
 
 
@@ -74,7 +76,9 @@ class Run(BaseModel):
     rounds: Count = 100
     engine: Literal["in-process"] = "in-process"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps …")
-    threads: Annotated[int, Ge(0)] = Field(0, description="torch threads; 0: PyTorch's choice; other counts, other bits")
+    threads: Annotated[int, Ge(0)] = Field(
+        0, description="torch threads; 0: PyTorch's choice; other counts, other bits"
+    )
 
 
 @dataclass(frozen=True)
@@ -209,8 +213,10 @@ def _explain(table: str, model: type[BaseModel], problem: Raw) -> str:
 
 def describe_type(field: FieldInfo) -> str:
     """A field's type and range in words, such as 'a number from 0 to 1'."""
-    schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()
-    return " or ".join(_describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"})
+    schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()  # type: ignore[arg-type]
+    return " or ".join(
+        _describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"}
+    )
 
 
 def _describe_schema(schema: Raw) -> str:

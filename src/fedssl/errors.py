@@ -2,6 +2,6 @@
 
 
 class FedsslError(Exception):
-    """Bad input or an unusable environment; the command prints the text and exits with `exit_code`, without a traceback."""
+    """Bad input or an unusable environment: the command prints the text and exits with `exit_code`, no traceback."""
 
     exit_code = 2

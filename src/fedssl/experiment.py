@@ -113,7 +113,7 @@ def build(config: Config) -> Parts:
     partition = _partition(config, dataset)
     remarks = _check_sizes(partition, config.local_training.batch_size)
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
-    method.to(device=device, memory_format=torch.channels_last)
+    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
     client = Client(
         method,
@@ -165,7 +165,9 @@ def _check_sizes(partition: Partition, batch_size: int) -> list[str]:
         if size < 2:
             raise FedsslError(f"client {client_id} has {size} images: at least 2 are needed (partition, data)")
         if size < batch_size:
-            remarks.append(f"client {client_id} has {size} images, fewer than a batch of {batch_size}: it trains on all at once")
+            remarks.append(
+                f"client {client_id} has {size} images, fewer than a batch of {batch_size}: it trains on all at once"
+            )
     if partition.unused:
         remarks.append(f"{partition.unused} images belong to no client (they cannot be shared out evenly)")
     return remarks
@@ -222,9 +224,9 @@ class _Running:
 
     def _round_record(self, outcome: Round) -> dict[str, Any]:
         round_number = outcome.state.round_number
-        clients = []
+        clients: list[dict[str, Any]] = []
         for result in outcome.results:
-            sizes = {"bytes_up": result.num_bytes(), "bytes_down": outcome.bytes_down[result.client_id]}
+            sizes: dict[str, Any] = {"bytes_up": result.num_bytes(), "bytes_down": outcome.bytes_down[result.client_id]}
             noted = outcome.state.notes.get(result.client_id, {})  # lambda_k as it stands after this round
             clients.append({"client": result.client_id, "n": result.num_examples, **noted, **result.scalars, **sizes})
         images, seconds = sum(c["images"] for c in clients), sum(c["seconds"] for c in clients)

@@ -1,6 +1,7 @@
 """Named weight sets: the average, the interpolation and the divergence that the paper's formulas are made of."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -15,7 +16,7 @@ Norm = Literal["l2", "mean-conv"]
 
 @dataclass(frozen=True)
 class Weights:
-    """A module's tensors by name, in sorted order; parameters apart from buffers, since a divergence is over parameters."""
+    """A module's tensors by name, in sorted order; parameters apart from buffers: a divergence is over parameters."""
 
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -93,8 +94,8 @@ def average(members: Sequence[tuple[float, Weights]]) -> Weights:
             sum_.add_(tensor, alpha=share)
         return sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
 
-    weights = [w for _, w in members]
-    return weights[0].map(lambda name, _: mean([w.parameters.get(name, w.buffers.get(name)) for w in weights]))
+    tensors = [weights.tensors() for _, weights in members]
+    return members[0][1].map(lambda name, _: mean([named[name] for named in tensors]))
 
 
 def interpolate(local: Weights, global_: Weights, mu: float) -> Weights:
@@ -119,8 +120,8 @@ def divergence(a: Weights, b: Weights, norm: Norm) -> float:
         names = conv_names(a)
         if not names:
             raise FedsslError("norm = 'mean-conv' needs convolutions named conv*, this network has none: use 'l2'")
-        return sum(_squared_distance(a, b, name) ** 0.5 for name in names) / len(names)
-    return sum(_squared_distance(a, b, name) for name in a.parameters) ** 0.5
+        return math.fsum(math.sqrt(_squared_distance(a, b, name)) for name in names) / len(names)
+    return math.sqrt(math.fsum(_squared_distance(a, b, name) for name in a.parameters))
 
 
 def conv_names(weights: Weights) -> list[str]:
@@ -134,7 +135,8 @@ def conv_names(weights: Weights) -> list[str]:
 
 
 def _squared_distance(a: Weights, b: Weights, name: str) -> float:
-    return float(torch.linalg.vector_norm(a.parameters[name] - b.parameters[name], dtype=torch.float64)) ** 2
+    difference = a.parameters[name] - b.parameters[name]
+    return float(difference.double().square().sum())
 
 
 def non_finite(weights: Weights) -> Iterator[str]:

@@ -13,7 +13,7 @@ def knn_predictions(
     k = min(k, len(train_features))
     bank = F.normalize(train_features, dim=1).T.contiguous()  # d x N
     predictions = []
-    for chunk in F.normalize(test_features, dim=1).split(2000):
+    for chunk in torch.split(F.normalize(test_features, dim=1), 2000):
         similarity, nearest = (chunk @ bank).topk(k, dim=1)  # M x k
         votes = torch.zeros(len(chunk), num_classes)
         votes.scatter_add_(1, train_labels[nearest], (similarity / temperature).exp())

@@ -25,7 +25,7 @@ def linear_probe_accuracy(
     optimizer = torch.optim.Adam(classifier.parameters(), lr=lr, fused=True)
     stream = torch_stream(seed, "linear-probe", "order")
     for _ in range(epochs):
-        for chosen in torch.randperm(len(train_features), generator=stream).split(batch_size):
+        for chosen in torch.split(torch.randperm(len(train_features), generator=stream), batch_size):
             loss = F.cross_entropy(classifier(train_features.index_select(0, chosen)), train_labels[chosen])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -27,7 +28,7 @@ from fedssl.weights import Weights, divergence, non_finite
 
 
 class Client:
-    """Trains any client of a run with one set of networks: weights come from the state, so memory does not grow with K."""
+    """Trains any client of a run with one set of networks: weights come from the state, memory does not grow with K."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Client:
             self.training,
             self.training.learning_rate(task.round_number, self.rounds),
             training_seed(self.seed, task.client_id, task.round_number),
-            on_step=(lambda *counts: watch(task.client_id, *counts)) if watch else lambda *counts: None,
+            partial(watch, task.client_id) if watch else None,
         )
         weights = weights_of(self.method)
         self._check_finite(weights, report.loss, task)

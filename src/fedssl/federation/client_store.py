@@ -1,4 +1,4 @@
-"""A client's state on its own disk: one file a round it trained, so a lost reply or a rolled-back round needs no repair."""
+"""A client's state on its own disk, one file a round it trained: a lost reply or a rolled-back round needs no repair."""
 
 import json
 from pathlib import Path

@@ -28,7 +28,7 @@ class LocalTraining:
     schedule: Literal["cosine", "constant"] = "cosine"
 
     def learning_rate(self, round_number: int, rounds: int) -> float:
-        """lr_r = 0.5 · lr · (1 + cos(pi · r / R)) for r = 0 … R − 1: constant inside a round; our rounds count from 1."""
+        """lr_r = 0.5 · lr · (1 + cos(pi · r / R)) for r = 0 … R − 1, constant inside a round; ours count from 1."""
         if self.schedule == "constant":
             return self.lr
         return 0.5 * self.lr * (1 + math.cos(math.pi * (round_number - 1) / rounds))
@@ -53,7 +53,7 @@ def train_locally(
     settings: LocalTraining,
     lr: float,
     seed: int,
-    on_step: Callable[[int, int, int], None] = lambda done, total, images: None,
+    on_step: Callable[[int, int, int], None] | None = None,
 ) -> TrainingReport:
     """Trains the method in place on uint8 images and returns the mean loss over the last epoch."""
     if len(pixels) < 2:
@@ -83,7 +83,8 @@ def train_locally(
                 method.after_step()
                 loss_sum += loss.detach()
                 done = epoch * steps + step + 1
-                on_step(done, total, done * batch_size)
+                if on_step:
+                    on_step(done, total, done * batch_size)
     images = total * batch_size
     sample = pixels[: min(len(pixels), 256)].to(device)
     return TrainingReport(float(loss_sum) / steps, total, images, projection_std(method, sample))

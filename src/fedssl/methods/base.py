@@ -57,7 +57,8 @@ class SiameseMethod(nn.Module, ABC):
 
     @torch.no_grad()
     def move_target(self, momentum: float) -> None:
-        """W^t ← m W^t + (1 − m) W, parameters only (the paper's Algorithm 1; its section 3.2 has m and 1 − m swapped)."""
+        """W^t ← m W^t + (1 − m) W, parameters only (Algorithm 1; the paper's section 3.2 has m and 1 − m swapped)."""
         assert self.target_encoder is not None
-        target, online = list(self.target_encoder.parameters()), list(self.online_encoder.parameters())
+        target: list[Tensor] = list(self.target_encoder.parameters())
+        online: list[Tensor] = list(self.online_encoder.parameters())
         torch._foreach_lerp_(target, online, 1 - momentum)

@@ -59,6 +59,8 @@ class PlainView(QuietView):
 
     def round_finished(self, record: dict[str, Any]) -> None:
         done = record["round"]
+        if done == 0:
+            self.started = time.monotonic()  # the first evaluation says nothing about the length of a round
         left = (time.monotonic() - self.started) / done * (self.rounds - done) if done else None
         parts = [f"round {done}/{self.rounds}", *_facts(record)]
         if left is not None:
@@ -122,7 +124,9 @@ class LiveView(QuietView):
 
     def _show(self) -> None:
         table = Table.grid(padding=(0, 3))
-        facts = [f"client {self.client}", self.client_progress, f"{self.rate:,.0f} images/s"] if self.client >= 0 else []
+        facts = (
+            [f"client {self.client}", self.client_progress, f"{self.rate:,.0f} images/s"] if self.client >= 0 else []
+        )
         table.add_row(*facts, *_facts(self.last))
         self.live.update(Group(self.bar, table))
 

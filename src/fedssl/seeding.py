@@ -24,7 +24,7 @@ def torch_stream(seed: int, *names: str | int, device: torch.device | str = "cpu
 
 @contextmanager
 def global_stream(seed: int, *names: str | int) -> Iterator[None]:
-    """For code that draws from torch's global generators (initial weights, dropout): seeded inside, untouched outside."""
+    """For what draws from torch's global generators (initial weights, dropout): seeded inside, untouched outside."""
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(derive_seed(seed, *names))

@@ -36,7 +36,7 @@ def test_fewer_are_the_first_of_each_class_in_the_order_of_the_files(cached):
 
 @pytest.mark.parametrize(("field", "count", "most"), [("train_images", 25, 40), ("test_images", 30, 20)])
 def test_a_number_that_cannot_be_balanced(cached, field, count, most):
-    with pytest.raises(FedsslError, match=rf"dataset\.{field} is {count}: .* multiple of 10 classes, at most {most}"):
+    with pytest.raises(FedsslError, match=rf"data\.{field} is {count}: .* multiple of 10 classes, at most {most}"):
         cifar10(**{field: count})
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 from fedssl.data.images import Images
 from fedssl.errors import FedsslError
+from fedssl.files import replacing
 
 
 def data_folder() -> Path:
@@ -24,17 +25,14 @@ def save_images(path: Path, images: Images, source: str) -> None:
     if images.labels is not None:
         tensors["labels"] = images.labels.contiguous()
     make_folder(path.parent)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        # Not save_file: its files are readable by their owner alone, and a data folder may be shared.
-        temporary.write_bytes(save(tensors, {"class_names": json.dumps(images.class_names), "source": source}))
-        temporary.replace(path)
+        with replacing(path) as unfinished:
+            # Not save_file: its files are readable by their owner alone, and a data folder may be shared.
+            unfinished.write_bytes(save(tensors, {"class_names": json.dumps(images.class_names), "source": source}))
     except (OSError, SafetensorError) as error:
         raise FedsslError(
             f"{path} cannot be written ({error}): free space or name another folder in FEDSSL_DATA"
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:

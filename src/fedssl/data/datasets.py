@@ -124,8 +124,8 @@ def _from_cache(name: str, train_images: int, test_images: int) -> Dataset:
     (train, source), (test, _) = map(load_images, paths)
     return Dataset(
         name,
-        _first_of_each_class(train, train_images, "dataset.train_images"),
-        _first_of_each_class(test, test_images, "dataset.test_images"),
+        _first_of_each_class(train, train_images, "data.train_images"),
+        _first_of_each_class(test, test_images, "data.test_images"),
         source,
     )
 

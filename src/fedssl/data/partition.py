@@ -1,7 +1,6 @@
 """How a training set is dealt out to K clients: equally, l classes a client, or by Dirichlet proportions."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from annotated_types import Interval
 
 from fedssl.errors import FedsslError
+from fedssl.files import write_atomically
 from fedssl.seeding import numpy_stream
 from fedssl.settings import Count, Positive
 
@@ -43,9 +43,7 @@ class Partition:
             "clients": [indices.tolist() for indices in self.clients],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(path)
+        write_atomically(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: Path) -> "Partition":

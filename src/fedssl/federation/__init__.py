@@ -1,1 +1,1 @@
-"""The paper's three operations (local training, model communication, model aggregation) and the round that joins them."""
+"""The paper's three operations (local training, model communication, model aggregation) and the round around them."""

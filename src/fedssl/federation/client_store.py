@@ -1,4 +1,4 @@
-"""A client's state on its own disk, one file a round it trained: a lost reply or a rolled-back round needs no repair."""
+"""A client's state on its own disk, one file a round it trained: a lost reply or a rolled-back round costs nothing."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedssl.errors import FedsslError
 from fedssl.federation.messages import ClientState, ClientWeights
+from fedssl.files import replacing
 from fedssl.weights import Weights
 
 
@@ -38,10 +39,9 @@ class ClientStore:
             tensors |= {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
         path = self.path(client_id, state.last_round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
         about = json.dumps({"last_round": state.last_round, "scalars": state.scalars})
-        save_file(tensors, unfinished, metadata={"state": about})
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            save_file(tensors, unfinished, metadata={"state": about})
         kept = {path} | ({self.path(client_id, keep)} if keep is not None else set())
         for other in path.parent.glob("round-*.safetensors"):
             if other not in kept:

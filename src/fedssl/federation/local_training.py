@@ -68,36 +68,28 @@ def train_locally(
     steps = settings.steps_per_epoch(len(pixels))
     total = settings.epochs * steps
     loss_sum = torch.zeros((), device=device)
+    last: dict[str, Tensor] = {}  # the projections that the loss saw last, for the collapse measure
+    hook = method.online_encoder.register_forward_hook(lambda _, __, z: last.update(projections=z.detach()))
     method.train()
-    with global_stream(seed, "dropout"):
-        for epoch in range(settings.epochs):
-            loss_sum.zero_()
-            order = torch.randperm(len(pixels), generator=order_stream)
-            for step in range(steps):
-                batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
-                view_1, view_2 = two_views(batch.to(device), recipe, augment_stream)
-                loss = method.loss(view_1, view_2)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                method.after_step()
-                loss_sum += loss.detach()
-                done = epoch * steps + step + 1
-                if on_step:
-                    on_step(done, total, done * batch_size)
-    images = total * batch_size
-    sample = pixels[: min(len(pixels), 256)].to(device)
-    return TrainingReport(float(loss_sum) / steps, total, images, projection_std(method, sample))
-
-
-@torch.no_grad()
-def projection_std(method: SiameseMethod, pixels: Tensor) -> float:
-    """The collapse measure of the online encoder's projections, where the loss acts."""
-    was_training = method.training
-    method.eval()
-    projections = method.online_encoder(pixels.float().div(255))
-    method.train(was_training)
-    return feature_std(projections)
+    try:
+        with global_stream(seed, "dropout"):
+            for epoch in range(settings.epochs):
+                loss_sum.zero_()
+                order = torch.randperm(len(pixels), generator=order_stream)
+                for step in range(steps):
+                    batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
+                    loss = method.loss(*two_views(batch.to(device), recipe, augment_stream))
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+                    method.after_step()
+                    loss_sum += loss.detach()
+                    if on_step:
+                        done = epoch * steps + step + 1
+                        on_step(done, total, done * batch_size)
+    finally:
+        hook.remove()
+    return TrainingReport(float(loss_sum) / steps, total, total * batch_size, feature_std(last["projections"]))
 
 
 def training_seed(seed: int, client_id: int, round_number: int) -> int:

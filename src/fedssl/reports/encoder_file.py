@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedssl.errors import FedsslError
+from fedssl.files import replacing
 from fedssl.networks.backbones import find_backbone
 from fedssl.weights import Weights
 
@@ -30,9 +31,9 @@ class FeatureExtractor(nn.Module):
 
 def save_encoder(path: Path, encoder: Weights, about: dict[str, Any]) -> None:
     """Backbone and projector under their state-dict names; `about` (network, channels, feature_size …) as metadata."""
-    unfinished = path.with_suffix(".tmp")
-    save_file(encoder.tensors(), unfinished, metadata={"fedssl": json.dumps(about)})
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        # Not save_file: its files are readable by their owner alone, and an encoder is made to be shared.
+        unfinished.write_bytes(save(encoder.tensors(), {"fedssl": json.dumps(about)}))
 
 
 def load_encoder(run: str | Path) -> FeatureExtractor:

@@ -1,0 +1,150 @@
+import math
+
+import pytest
+import torch
+from small import make_images, make_method
+from torch import nn
+
+from fedssl.data.augmentations import Recipe, two_views
+from fedssl.errors import FedsslError
+from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
+from fedssl.methods.base import SiameseMethod
+from fedssl.methods.collapse import COLLAPSED_BELOW
+from fedssl.networks.heads import Encoder
+from fedssl.seeding import torch_stream
+from fedssl.weights import Weights
+
+
+def test_cosine_schedule_by_hand():
+    training = LocalTraining(lr=0.032, schedule="cosine")
+    assert training.learning_rate(1, 100) == 0.032
+    assert training.learning_rate(51, 100) == pytest.approx(0.016)
+    assert training.learning_rate(26, 100) == pytest.approx(0.5 * 0.032 * (1 + math.sqrt(0.5)))
+    assert training.learning_rate(100, 100) == pytest.approx(0.5 * 0.032 * (1 + math.cos(math.pi * 0.99)))
+    assert LocalTraining(lr=0.5, schedule="constant").learning_rate(77, 100) == 0.5
+
+
+def test_paper_defaults():
+    assert LocalTraining() == LocalTraining(
+        epochs=5, batch_size=128, lr=0.032, sgd_momentum=0.9, weight_decay=5e-4, schedule="cosine"
+    )
+
+
+@pytest.mark.parametrize(("images", "steps"), [(2, 1), (3, 1), (127, 1), (128, 1), (129, 1), (255, 1), (256, 2)])
+def test_short_last_batch_is_dropped_and_a_small_client_trains_on_all_it_has(images, steps):
+    assert LocalTraining(batch_size=128).steps_per_epoch(images) == steps
+
+
+@pytest.mark.parametrize(("images", "steps", "seen"), [(2, 2, 4), (7, 2, 14), (8, 2, 16), (9, 2, 16), (16, 4, 32)])
+def test_any_number_of_images_from_two_trains(images, steps, seen):
+    report = train_locally(
+        make_method(), make_images(16).pixels[:images], Recipe(), LocalTraining(epochs=2, batch_size=8), 0.01, seed=0
+    )
+    assert (report.steps, report.images) == (steps, seen)
+    assert math.isfinite(report.loss)
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_too_few_images_are_refused(images):
+    with pytest.raises(FedsslError, match="BatchNorm needs at least 2"):
+        train_locally(make_method(), make_images(16).pixels[:images], Recipe(), LocalTraining(), 0.01, seed=0)
+
+
+def test_one_step_equals_sgd_written_by_hand():
+    """One batch: the same views, a plain SGD step with weight decay, then the EMA of the target."""
+    pixels = make_images(8).pixels
+    training = LocalTraining(epochs=1, batch_size=8, sgd_momentum=0.9, weight_decay=0.01)
+    method, twin = make_method("byol", momentum=0.9), make_method("byol", momentum=0.9)
+    train_locally(method, pixels, Recipe(), training, lr=0.1, seed=5)
+
+    order = torch.randperm(8, generator=torch_stream(5, "order"))
+    views = two_views(pixels[order], Recipe(), torch_stream(5, "augment"))
+    twin.loss(*views).backward()
+    with torch.no_grad():
+        for parameter in [*twin.online_encoder.parameters(), *twin.predictor.parameters()]:
+            parameter -= 0.1 * (parameter.grad + 0.01 * parameter)
+        for target, online in zip(twin.target_encoder.parameters(), twin.online_encoder.parameters(), strict=True):
+            target.mul_(0.9).add_(0.1 * online)
+    for ours, by_hand in zip(method.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_same_seed_same_bits_other_seed_other_bits():
+    def trained(seed):
+        method = make_method("mocov2")
+        train_locally(method, make_images(32).pixels, Recipe(), LocalTraining(epochs=2, batch_size=8), 0.05, seed)
+        return Weights.of(method).digest()
+
+    assert trained(1) == trained(1)
+    assert trained(1) != trained(2)
+
+
+def test_optimizer_is_new_every_round():
+    """Two rounds of one step without momentum carried over equal two single steps with momentum 0."""
+    pixels = make_images(8).pixels
+    ends = []
+    for momentum in (0.0, 0.9):
+        method = make_method("simsiam")
+        for seed in (1, 2):
+            training = LocalTraining(epochs=1, batch_size=8, sgd_momentum=momentum)
+            train_locally(method, pixels, Recipe(), training, 0.1, seed)
+        ends.append(Weights.of(method).digest())
+    assert ends[0] == ends[1]
+
+
+def test_every_image_is_seen_once_an_epoch():
+    seen = []
+
+    class Spy(SiameseMethod):
+        def loss(self, view_1, view_2):
+            seen.extend(view_1.mean(dim=(1, 2, 3)).tolist())
+            return self.online_encoder(view_1).sum() * 0
+
+    method = Spy(Encoder(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)))
+    pixels = (torch.arange(16, dtype=torch.uint8) * 10)[:, None, None, None].expand(16, 3, 4, 4).contiguous()
+    plain = Recipe(jitter=0.0, grey=0.0)
+    train_locally(method, pixels, plain, LocalTraining(epochs=2, batch_size=4), 0.1, seed=0)
+    first, second = [round(v * 255 / 10) for v in seen[:16]], [round(v * 255 / 10) for v in seen[16:]]
+    assert sorted(first) == sorted(second) == list(range(16))
+    assert first != second
+
+
+def test_global_random_state_is_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    train_locally(make_method(), make_images(16).pixels, Recipe(), LocalTraining(epochs=1, batch_size=8), 0.1, 0)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_progress_counts():
+    calls = []
+    training = LocalTraining(epochs=2, batch_size=8)
+    train_locally(make_method(), make_images(20).pixels, Recipe(), training, 0.1, 0, lambda *c: calls.append(c))
+    assert calls == [(1, 4, 8), (2, 4, 16), (3, 4, 24), (4, 4, 32)]
+
+
+def test_training_seed_depends_on_run_client_and_round():
+    assert len({training_seed(s, c, r) for s in range(3) for c in range(3) for r in range(3)}) == 27
+
+
+# --- collapse --------------------------------------------------------------------------------------------------------
+
+
+def spread_after(method, epochs, lr=0.1, **settings):
+    module = make_method(method, width=8, **settings)
+    training = LocalTraining(epochs=epochs, batch_size=32, lr=lr, weight_decay=0.0)
+    return train_locally(module, make_images(96).pixels, Recipe(), training, lr, seed=0).feature_std
+
+
+def test_simsiam_without_stop_gradient_collapses_and_byol_without_it_does_not():
+    """The paper's figure on stop-gradient, as the spread of normalised features."""
+    assert spread_after("simsiam", 20) > 0.5
+    assert spread_after("simsiam", 20, stop_gradient=False) < COLLAPSED_BELOW
+    assert spread_after("byol", 20, stop_gradient=False) > 0.5
+
+
+def test_without_predictor_features_collapse():
+    assert spread_after("simsiam", 15, predictor=False) < COLLAPSED_BELOW
+    assert spread_after("byol", 15, predictor=False) < COLLAPSED_BELOW
+    assert spread_after("byol", 15) > 0.5

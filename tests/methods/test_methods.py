@@ -1,0 +1,224 @@
+import pytest
+import torch
+from small import HEADS, make_images, make_method
+from torch import nn
+
+from fedssl.data.augmentations import Recipe
+from fedssl.federation.local_training import LocalTraining, train_locally
+from fedssl.methods import METHODS
+from fedssl.methods.collapse import feature_std
+from fedssl.methods.losses import byol_loss, info_nce, nt_xent, simsiam_loss
+from fedssl.weights import Weights
+
+
+def views(seed=0, count=6):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 3, 16, 16, generator=generator), torch.rand(count, 3, 16, 16, generator=generator)
+
+
+# --- every method of the registry -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_loss_is_finite_and_trains_every_trained_parameter(name):
+    method = make_method(name)
+    loss = method.loss(*views())
+    loss.backward()
+    assert torch.isfinite(loss)
+    for parameter in method.trained_parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_target_is_a_copy_that_shares_no_memory(name):
+    method = make_method(name)
+    if method.target_encoder is None:
+        assert name in ("simclr", "simsiam")
+        return
+    assert Weights.of(method.target_encoder).digest() == Weights.of(method.online_encoder).digest()
+    with torch.no_grad():
+        next(method.online_encoder.parameters()).add_(1)
+    assert Weights.of(method.target_encoder).digest() != Weights.of(method.online_encoder).digest()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_view_passes_in_its_own_forward(name):
+    """BatchNorm's counter goes up by one a view."""
+    method = make_method(name)
+    method.loss(*views())
+    assert method.online_encoder.backbone.bn1.num_batches_tracked.item() == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_lowers_the_loss(name):
+    method = make_method(name, width=8)
+    pixels = make_images(64).pixels
+    training = LocalTraining(epochs=1, batch_size=32, lr=0.03)
+    losses = [train_locally(method, pixels, Recipe(jitter=0.0), training, 0.03, seed=seed).loss for seed in range(18)]
+    assert losses[-1] < losses[3]  # by then MoCo's queue holds real keys: random ones are too easy to tell apart
+
+
+# --- each loss is composed as its paper says -------------------------------------------------------------------------
+
+
+def test_simclr_loss():
+    method, (a, b) = make_method("simclr", temperature=0.3).eval(), views()
+    expected = nt_xent(method.online_encoder(a), method.online_encoder(b), 0.3)
+    assert method.loss(a, b).item() == pytest.approx(expected.item())
+
+
+def test_simsiam_loss_is_half_of_each_direction_and_stops_gradients():
+    method, (a, b) = make_method("simsiam").eval(), views()
+    z1, z2 = method.online_encoder(a), method.online_encoder(b)
+    expected = 0.5 * simsiam_loss(method.predictor(z1), z2) + 0.5 * simsiam_loss(method.predictor(z2), z1)
+    assert method.loss(a, b).item() == pytest.approx(expected.item())
+
+    def gradient(stop_gradient):
+        method.stop_gradient = stop_gradient
+        method.zero_grad()
+        method.loss(a, b).backward()
+        return method.online_encoder.projector[3].weight.grad.clone()
+
+    z1, z2 = method.online_encoder(a), method.online_encoder(b)
+    method.zero_grad()
+    by_hand = 0.5 * simsiam_loss(method.predictor(z1), z2.detach()) + 0.5 * simsiam_loss(
+        method.predictor(z2), z1.detach()
+    )
+    by_hand.backward()
+    torch.testing.assert_close(method.online_encoder.projector[3].weight.grad.clone(), gradient(True))
+    assert not torch.allclose(gradient(True), gradient(False))
+
+
+def test_byol_loss_is_the_sum_of_both_directions_not_their_mean():
+    method, (a, b) = make_method("byol").eval(), views()
+    with torch.no_grad():
+        for parameter in method.target_encoder.parameters():
+            parameter.mul_(0.9)
+    p1, p2 = method.predictor(method.online_encoder(a)), method.predictor(method.online_encoder(b))
+    z1, z2 = method.target_encoder(a), method.target_encoder(b)
+    assert method.loss(a, b).item() == pytest.approx((byol_loss(p1, z2) + byol_loss(p2, z1)).item(), rel=1e-5)
+
+
+def test_byol_loss_of_opposite_vectors_is_eight():
+    """(2 + 2) a direction, two directions."""
+    method, (a, _) = make_method("byol", predictor=False).eval(), views()
+    with torch.no_grad():
+        method.target_encoder.projector[3].weight.neg_()
+        method.target_encoder.projector[3].bias.neg_()
+    assert method.loss(a, a).item() == pytest.approx(8.0, rel=1e-5)
+
+
+def test_byol_target_moves_by_ema_of_the_parameters_only():
+    method = make_method("byol", momentum=0.9)
+    with torch.no_grad():
+        method.online_encoder.backbone.conv1.weight.fill_(2.0)
+        method.target_encoder.backbone.conv1.weight.fill_(1.0)
+        method.online_encoder.backbone.bn1.running_mean.fill_(5.0)
+        method.target_encoder.backbone.bn1.running_mean.fill_(3.0)
+    method.after_step()
+    moved = method.target_encoder.backbone.conv1.weight
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.9 * 1.0 + 0.1 * 2.0))
+    assert (method.target_encoder.backbone.bn1.running_mean == 3.0).all()
+
+
+def test_byol_without_ema_leaves_the_target():
+    method = make_method("byol", ema=False)
+    before = Weights.of(method.target_encoder).digest()
+    with torch.no_grad():
+        next(method.online_encoder.parameters()).add_(1)
+    method.after_step()
+    assert Weights.of(method.target_encoder).digest() == before
+
+
+def test_byol_switches():
+    assert isinstance(make_method("byol", predictor=False).predictor, nn.Identity)
+    with_stop = make_method("byol")
+    assert not any(parameter.requires_grad for parameter in with_stop.target_encoder.parameters())
+    paper = make_method("byol", stop_gradient=False)
+    paper.loss(*views()).backward()
+    assert all(parameter.grad is not None for parameter in paper.target_encoder.parameters())
+    trained = set(map(id, paper.trained_parameters()))
+    assert all(id(parameter) in trained for parameter in paper.target_encoder.parameters())
+
+
+def test_authors_stop_gradient_off_trains_the_same_weights_as_on():
+    """Their optimizer leaves the target out, so the gradients that reach it have no effect."""
+    trained = []
+    for settings in ({}, {"stop_gradient": False, "without_stop_gradient": "authors"}):
+        method = make_method("byol", **settings)
+        train_locally(method, make_images(32).pixels, Recipe(), LocalTraining(batch_size=16, epochs=2), 0.05, seed=1)
+        trained.append(Weights.of(method).digest())
+    assert trained[0] == trained[1]
+
+
+# --- MoCo ------------------------------------------------------------------------------------------------------------
+
+
+def test_moco_loss_and_queue_by_hand():
+    method, (a, b) = make_method("mocov2", temperature=0.2).eval(), views()
+    queue = method.queue.clone()
+    q1, q2 = (nn.functional.normalize(method.online_encoder(x), dim=1) for x in (a, b))
+    k1, k2 = (nn.functional.normalize(method.target_encoder(x), dim=1) for x in (a, b))
+    expected = info_nce(q1, k2, queue, 0.2) + info_nce(q2, k1, queue, 0.2)
+    assert method.loss(a, b).item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(method.queue[:12], torch.cat([k1, k2]))
+    assert torch.equal(method.queue[12:], queue[12:])
+    assert method.queue_end.item() == 12
+
+
+def test_moco_queue_goes_round():
+    method = make_method("mocov2", queue_size=16)
+    for seed in range(2):
+        method.loss(*views(seed))
+    assert method.queue_end.item() == 24 % 16
+    torch.testing.assert_close(method.queue.norm(dim=1), torch.ones(16))
+
+
+def test_moco_queue_smaller_than_a_batch_keeps_the_newest():
+    method, (a, b) = make_method("mocov2", queue_size=4).eval(), views()
+    k2 = nn.functional.normalize(method.target_encoder(b), dim=1)
+    method.loss(a, b)
+    torch.testing.assert_close(method.queue, k2[-4:])
+
+
+def test_moco_v1_and_v2_heads_and_temperatures():
+    v1 = METHODS["mocov1"].build(nn.Flatten(), 10, HEADS)
+    v2 = METHODS["mocov2"].build(nn.Flatten(), 10, HEADS)
+    paper = METHODS["mocov2"].build(nn.Flatten(), 10, HEADS, head="paper")
+    assert isinstance(v1.online_encoder.projector, nn.Linear)
+    assert (v1.online_encoder.projector.out_features, v1.temperature, len(v1.queue)) == (128, 0.07, 4096)
+    assert (v2.online_encoder.projector[0].out_features, v2.online_encoder.projector[3].out_features) == (10, 128)
+    assert v2.temperature == 0.2
+    assert (paper.online_encoder.projector[0].out_features, paper.queue.shape[1]) == (HEADS.hidden, HEADS.out)
+    assert (METHODS["mocov1"].recipe, METHODS["mocov1"].schedule) == ("weak-jitter", "constant")
+
+
+@pytest.mark.parametrize("kept", ["keep", "reset"])
+def test_moco_between_rounds(kept):
+    method = make_method("mocov2", key_encoder=kept, queue_between_rounds=kept)
+    method.loss(*views())
+    with torch.no_grad():
+        next(method.online_encoder.parameters()).add_(1)
+    target, queue = Weights.of(method.target_encoder).digest(), method.queue.clone()
+    method.start_round()
+    assert (Weights.of(method.target_encoder).digest() == target) == (kept == "keep")
+    assert torch.equal(method.queue, queue) == (kept == "keep")
+    if kept == "reset":
+        assert Weights.of(method.target_encoder).digest() == Weights.of(method.online_encoder).digest()
+        assert method.queue_end.item() == 0
+
+
+def test_memory_is_the_queue_alone():
+    assert set(make_method("mocov2").memory()) == {"queue", "queue_end"}
+    assert make_method("byol").memory() == {}
+
+
+# --- the collapse measure --------------------------------------------------------------------------------------------
+
+
+def test_feature_std_is_zero_when_all_images_look_alike_and_near_one_when_spread():
+    assert feature_std(torch.ones(50, 8) * torch.arange(1, 51)[:, None]) == pytest.approx(0.0, abs=1e-6)
+    generator = torch.Generator().manual_seed(0)
+    assert feature_std(torch.randn(5000, 64, generator=generator)) == pytest.approx(1.0, abs=0.02)
+    assert feature_std(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == pytest.approx(0.5 * 2**0.5)  # std (1, 0)

@@ -1,0 +1,109 @@
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from fedssl.errors import FedsslError
+from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone, resnet18, resnet50
+from fedssl.networks.heads import Encoder, HeadSizes, mlp
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_parameter_counts_of_the_paper():
+    backbone = resnet18(3)
+    encoder = Encoder(backbone, mlp(512, HeadSizes()))
+    predictor = mlp(2048, HeadSizes())
+    assert count(backbone) == 11_168_832  # 11.17 M
+    assert count(encoder) == 21_668_928  # 21.67 M
+    assert count(predictor) == 16_791_552  # 16.79 M
+    assert count(encoder) + count(predictor) == 38_460_480  # 154 MB in fp32
+
+
+def test_resnet50_has_23_million_parameters_and_2048_features():
+    assert count(resnet50(3)) == 23_500_352
+    assert feature_size(resnet50(3, width=8), 3, (32, 32)) == 256
+    assert resnet50(3, width=64).layer4[-1].conv3.out_channels == 2048
+
+
+def test_pooling_is_the_papers_4x4_on_32_pixel_images():
+    torch.manual_seed(0)
+    backbone = resnet18(3, width=8).eval()
+    maps = []
+    backbone.pool.register_forward_hook(lambda _, inputs, output: maps.append((inputs[0], output)))
+    backbone(torch.rand(2, 3, 32, 32))
+    before, after = maps[0]
+    assert before.shape == (2, 64, 4, 4)
+    torch.testing.assert_close(after, nn.AvgPool2d(4)(before))
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+@pytest.mark.parametrize("size", [(32, 32), (28, 28), (47, 64), (5, 5)])
+def test_any_image_size_and_channel_count(name, size):
+    backbone = BACKBONES[name](1, width=4)
+    found = feature_size(backbone, 1, size)
+    assert backbone.eval()(torch.rand(3, 1, *size)).shape == (3, found)
+
+
+def test_width_scales_every_layer():
+    assert count(resnet18(3, width=32)) == pytest.approx(count(resnet18(3)) / 4, rel=0.02)
+
+
+def test_mlp_is_linear_batchnorm_relu_linear():
+    layers = mlp(6, HeadSizes(5, 4))
+    assert [type(layer) for layer in layers] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert (layers[0].in_features, layers[0].out_features, layers[3].out_features) == (6, 5, 4)
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = types.ModuleType("my_nets")
+    module.tiny = lambda channels, depth=2: nn.Sequential(nn.Flatten(), nn.LazyLinear(depth))
+    module.plain = lambda: nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    module.maps = lambda: nn.Conv2d(3, 7, 3)
+    module.not_a_module = lambda: 3
+    module.value = 3
+    monkeypatch.setitem(sys.modules, "my_nets", module)
+
+
+def test_users_module_by_import_path(user_module):
+    backbone = find_backbone("my_nets:plain")(3)
+    assert feature_size(backbone, 3, (32, 32)) == 7
+    assert feature_size(find_backbone("my_nets:tiny")(3, depth=5), 3, (8, 8)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet19", "no network called 'resnet19'"),
+        ("my_nets:missing", "cannot import"),
+        ("no_such_package:net", "cannot import"),
+        ("my_nets:value", "not a function or class"),
+    ],
+)
+def test_a_network_that_cannot_be_found_is_named(user_module, name, message):
+    with pytest.raises(FedsslError, match=message):
+        find_backbone(name)
+
+
+def test_unusable_user_modules_are_explained(user_module):
+    with pytest.raises(FedsslError, match=r"not a torch\.nn\.Module"):
+        find_backbone("my_nets:not_a_module")(3)
+    with pytest.raises(FedsslError, match="does not accept these settings"):
+        find_backbone("my_nets:plain")(3, depth=3)
+    with pytest.raises(FedsslError, match="one vector an image"):
+        feature_size(find_backbone("my_nets:maps")(3), 3, (32, 32))
+    with pytest.raises(FedsslError, match="fails on images of 1x32x32"):
+        feature_size(find_backbone("my_nets:plain")(3), 1, (32, 32))
+
+
+def test_feature_size_leaves_the_backbone_as_it_was():
+    backbone = resnet18(3, width=4)
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    feature_size(backbone, 3, (32, 32))
+    assert backbone.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())

@@ -41,14 +41,9 @@ def run(
 
       fedssl run cifar10-noniid --set update_rule.tau=0.5 --set seed=1
     """
-    from fedssl.experiment import load
     from fedssl.presets import parse_override
-    from fedssl.reports.progress import make_view
 
-    overrides = dict(parse_override(text) for text in settings or [])
-    experiment = load(preset, overrides)
-    report = experiment.run(out or _new_folder(Path(preset).stem), make_view())
-    _print_summary(report.summary, report.folder)
+    _train(preset, dict(parse_override(text) for text in settings or []), out or _new_folder(Path(preset).stem))
 
 
 @app.command()
@@ -61,9 +56,6 @@ def demo(
 
     Fetches CIFAR-10 if it is not in the cache; when nothing can be fetched it says so and uses synthetic images.
     """
-    from fedssl.experiment import load
-    from fedssl.reports.progress import make_view
-
     overrides: dict[str, Any] = {}
     try:
         _fetch("cifar10", None)
@@ -72,7 +64,18 @@ def demo(
             f"{error}\nThe demo goes on with SYNTHETIC images: its numbers say nothing about CIFAR-10.", fg="yellow"
         )
         overrides = {"data.name": "synthetic", "data.train_images": 10000, "data.test_images": 2000}
-    report = load("cifar10-cpu", overrides).run(out or _new_folder("demo"), make_view())
+    _train("cifar10-cpu", overrides, out or _new_folder("demo"))
+
+
+def _train(preset: str, overrides: dict[str, Any], folder: Path) -> None:
+    from fedssl.experiment import load
+    from fedssl.reports.progress import make_view
+
+    try:
+        report = load(preset, overrides).run(folder, make_view())
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: the finished rounds are in {folder}", err=True)
+        raise typer.Exit(130) from None
     _print_summary(report.summary, report.folder)
 
 
@@ -188,12 +191,9 @@ def _print_registry(table: str, factories: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point: bad input is one line and exit code 2, Ctrl-C is 130, neither with a traceback."""
+    """Entry point: bad input is one line and exit code 2, never a traceback."""
     try:
         app()
     except FedsslError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped: the finished rounds are in the run folder", file=sys.stderr)
-        sys.exit(130)

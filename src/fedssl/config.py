@@ -144,8 +144,10 @@ def describe_settings(factory: Callable[..., Any]) -> dict[str, tuple[str, str]]
 
 def known_settings(table: str, name: Any) -> set[str] | None:
     """The keys that a table may have when it names this entry; None where the name does not decide that."""
-    if table == "network" and name in BACKBONES:
-        return {*settings_of(BACKBONES[name]), *Network.model_fields}
+    if not isinstance(name, str):
+        return None
+    if table == "network":  # nothing is known of a user's own network: it starts from its own defaults
+        return {*(settings_of(BACKBONES[name]) if name in BACKBONES else ()), *Network.model_fields}
     if table in CHOICES and name in CHOICES[table]:
         return {*settings_of(CHOICES[table][name]), "name"}
     return None

@@ -28,7 +28,7 @@ def test_two_rounds_stay_finite_and_repeat_bit_for_bit(tmp_path, method, rule):
 def test_clients_share_one_module_without_leaking_into_each_other(tmp_path, method):
     """Client 1 ends with the same bits whether client 0 trained before it in the same process or not."""
     rule = UPDATE_RULES["none"]()
-    outcomes, store = run(tmp_path / "a", "none", method, rounds=2)
+    _, store = run(tmp_path / "a", "none", method, rounds=2)
     client = make_client(make_method(method), rule, rounds=2)
     state = None
     from fedssl.federation.messages import GlobalWeights, TrainTask

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small import make_client, make_method, of, result, run, state, state_digests, digests, task, values
+from small import digests, make_client, make_method, of, result, run, state, state_digests, task, values
 from torch import nn
 
 from fedssl.federation.messages import GlobalWeights

@@ -15,7 +15,7 @@ def knn_predictions(
     predictions = []
     for chunk in torch.split(F.normalize(test_features, dim=1), 2000):
         similarity, nearest = (chunk @ bank).topk(k, dim=1)  # M x k
-        votes = torch.zeros(len(chunk), num_classes)
+        votes = torch.zeros(len(chunk), num_classes, dtype=similarity.dtype)
         votes.scatter_add_(1, train_labels[nearest], (similarity / temperature).exp())
         predictions.append(votes.argmax(dim=1))
     return torch.cat(predictions)

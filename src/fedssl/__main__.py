@@ -1,0 +1,5 @@
+"""`python -m fedssl` is the `fedssl` command."""
+
+from fedssl.cli import main
+
+main()

@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedssl.data.images import Images
+from fedssl.data.synthetic import synthetic_images
+from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
+from fedssl.evaluation.knn import knn_accuracy, knn_predictions
+from fedssl.evaluation.linear_probe import linear_probe_accuracy
+from fedssl.evaluation.monitor import Monitor
+from fedssl.networks.backbones import convnet
+from fedssl.networks.heads import Encoder
+
+
+def test_knn_vote_by_hand():
+    """Two neighbours of class 0 at cosine 0.8, one of class 1 at cosine 1: the temperature decides who wins."""
+    train = torch.tensor([[0.8, 0.6], [0.8, -0.6], [1.0, 0.0], [-1.0, 0.0]])
+    labels, test = torch.tensor([0, 0, 1, 1]), torch.tensor([[5.0, 0.0]])
+    assert 2 * math.exp(0.8 / 1.0) > math.exp(1.0 / 1.0)
+    assert knn_predictions(train, labels, test, k=3, temperature=1.0, num_classes=2).item() == 0
+    assert 2 * math.exp(0.8 / 0.1) < math.exp(1.0 / 0.1)
+    assert knn_predictions(train, labels, test, k=3, temperature=0.1, num_classes=2).item() == 1
+
+
+def test_knn_against_loops_over_numpy():
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(60, 5)), rng.normal(size=(20, 5))
+    labels, truth = rng.integers(0, 4, 60), rng.integers(0, 4, 20)
+    right = 0
+    for x, y in zip(test, truth, strict=True):
+        similarity = [(x @ t) / np.linalg.norm(x) / np.linalg.norm(t) for t in train]
+        votes = np.zeros(4)
+        for index in np.argsort(similarity)[::-1][:15]:
+            votes[labels[index]] += math.exp(similarity[index] / 0.1)
+        right += int(votes.argmax() == y)
+    tensors = [torch.tensor(a) for a in (train, labels, test, truth)]
+    assert knn_accuracy(*tensors, k=15, temperature=0.1) == right / 20
+
+
+def test_knn_with_fewer_images_than_k():
+    features = torch.eye(3)
+    assert knn_accuracy(features, torch.arange(3), features, torch.arange(3), k=200) == 1.0
+
+
+def test_linear_probe_separates_what_is_separable_and_only_that():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    features = torch.eye(3)[labels] + 0.1 * torch.randn(300, 3, generator=generator)
+    noise = torch.randn(300, 3, generator=generator)
+    good = linear_probe_accuracy(features[:200], labels[:200], features[200:], labels[200:], epochs=60, batch_size=50)
+    blind = linear_probe_accuracy(noise[:200], labels[:200], noise[200:], labels[200:], epochs=60, batch_size=50)
+    assert good == 1.0
+    assert blind < 0.55
+
+
+def test_linear_probe_is_reproducible_by_seed():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 8, generator=generator), torch.arange(200) % 5
+    results = [linear_probe_accuracy(x[:100], y[:100], x[100:], y[100:], epochs=3, batch_size=10, seed=4) for _ in "ab"]
+    assert results[0] == results[1]
+
+
+def test_features_do_not_depend_on_batches_and_leave_the_mode():
+    torch.manual_seed(0)
+    backbone, pixels = convnet(3, width=4), synthetic_images(30, 10, 16, 0, "train").pixels
+    whole, parts = compute_features(backbone, pixels, 30), compute_features(backbone, pixels, 7)
+    torch.testing.assert_close(whole, parts)
+    assert backbone.training
+    assert backbone.bn1.num_batches_tracked.item() == 0, "evaluation must not move BatchNorm"
+
+
+def test_reestimated_batchnorm_has_the_statistics_of_the_images():
+    backbone = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
+    pixels = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 1, 2, 2).contiguous()
+    fitted = with_reestimated_batchnorm(backbone, pixels)
+    assert fitted[0].running_mean.item() == pytest.approx(0.5)
+    assert fitted[0].running_var.item() == pytest.approx(0.25 * 8 / 7)  # unbiased over 8 values
+    assert fitted[0].momentum == 0.1
+    assert backbone[0].running_mean.item() == 0.0, "the original is untouched"
+
+
+def make_monitor(**settings):
+    train, test = (synthetic_images(n, 10, 16, 0, part) for n, part in ((60, "train"), (30, "test")))
+    return Monitor(train, test, k=5, linear_epochs=2, **settings)
+
+
+def test_monitor_names_and_agrees_with_its_parts():
+    torch.manual_seed(0)
+    monitor, encoder = make_monitor(), Encoder(convnet(3, width=4), nn.Linear(32, 3))
+    quick, full = monitor.quick(encoder), monitor.full(encoder, linear=True)
+    assert set(full) == {f"{n}{s}" for n in ("knn", "linear", "backbone_std") for s in ("", "_reestimated")}
+    assert quick["knn"] == full["knn"]
+    assert monitor.quick(encoder, reestimate=True)["knn"] == full["knn_reestimated"]
+    train, test = (compute_features(encoder.backbone, images.pixels) for images in (monitor.train, monitor.test))
+    assert full["knn"] == knn_accuracy(train, monitor.train.labels, test, monitor.test.labels, k=5)
+    assert "linear" not in monitor.full(encoder, linear=False)
+
+
+def test_monitor_on_projections_uses_the_projector():
+    constant = nn.Linear(32, 3)
+    nn.init.zeros_(constant.weight)
+    encoder = Encoder(convnet(3, width=4), constant)
+    assert make_monitor(features="projection").quick(encoder)["backbone_std"] == pytest.approx(0.0, abs=1e-6)
+    assert make_monitor(features="backbone").quick(encoder)["backbone_std"] > 0.01
+
+
+def test_perfect_features_give_perfect_accuracy():
+    pixels = (torch.arange(4, dtype=torch.uint8) * 60)[:, None, None, None].expand(4, 1, 2, 2).contiguous()
+    images = Images(pixels, torch.arange(4))
+
+    class Angle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return torch.stack([x.mean((1, 2, 3)).cos(), x.mean((1, 2, 3)).sin()], dim=1)
+
+    assert Monitor(images, images, k=1).quick(Encoder(Angle(), nn.Identity()))["knn"] == 1.0

@@ -1,0 +1,154 @@
+"""The command as a person meets it: in a process of its own, with its exit code and what it prints."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TINY = [
+    *("--set", "data.train_images=80", "--set", "data.test_images=40", "--set", "data.image_size=16"),
+    *("--set", "network.width=4", "--set", "network.head_hidden=16", "--set", "network.head_out=8"),
+    *("--set", "local_training.batch_size=8", "--set", "rounds=2"),
+]
+
+
+def start(*arguments, **options):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "fedssl", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
+    )
+
+
+def fedssl(*arguments, **options):
+    process = start(*arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_help_names_every_command_and_is_quick_to_import():
+    code, out, _ = fedssl("--help")
+    assert code == 0
+    for word in ("run", "demo", "presets", "methods", "rules", "data"):
+        assert f"\n  {word} " in out
+    probe = "import sys; import fedssl.cli; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False", "--help must not wait for torch"
+
+
+def test_run_prints_progress_result_and_folder(tmp_path):
+    code, out, err = fedssl("run", "smoke", *TINY, "--out", str(tmp_path / "run"))
+    assert (code, err) == (0, "")
+    assert "byol with fedema on synthetic" in out
+    for line in ("round 0/2", "round 1/2", "round 2/2", "mu 0.700", "left", "kNN accuracy", "mean mu"):
+        assert line in out
+    assert str(tmp_path / "run") in out
+    assert (tmp_path / "run" / "encoder.safetensors").exists()
+
+
+def test_run_without_out_makes_a_folder_under_runs(tmp_path):
+    code, _, _ = fedssl("run", "smoke+standalone", *TINY, cwd=tmp_path)
+    assert code == 0
+    assert [path.name.startswith("smoke+standalone-") for path in (tmp_path / "runs").iterdir()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "smok"], "did you mean 'smoke'"),
+        (["run", "smoke", "--set", "method.name=byolo"], "method.name: there is no 'byolo'"),
+        (["run", "smoke", "--set", "update_rule.name=fedavg"], "update_rule.name: there is no 'fedavg'"),
+        (["run", "smoke", "--set", "update_rule.tao=1"], "update_rule.tao: unknown key (did you mean 'tau'?)"),
+        (["run", "smoke", "--set", "update_rule.tau=1.2"], "update_rule.tau: 1.2 is not a number from 0 to 1"),
+        (["run", "smoke", "--set", "partition.num_clients=5000"], "5000"),
+        (["run", "smoke", "--set", "partition.num_clients=1"], "classes_per_client"),
+        (["run", "smoke", "--set", "rounds"], "--set rounds: write it as table.key=value"),
+        (["run", "cifar10-cpu"], "fedssl data fetch cifar10"),
+        (["data", "fetch", "cifar11"], "cifar11"),
+        (["data", "fetch", "cifar10", "--from", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
+    code, _, err = fedssl(*arguments, cwd=tmp_path)
+    assert code == 2
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_listings():
+    for command, words in (
+        ("presets", ["cifar10-noniid", "cifar100-iid", "cifar10-cpu", "smoke", "+fedema", "+fedsimclr"]),
+        ("methods", ["simclr", "mocov1", "mocov2", "simsiam", "byol", 'method.head = "linear"', "temperature = 0.07"]),
+        ("rules", ["replace", "update-both", "fedu", "fedema", "constant-mu", "none", "update_rule.tau = 0.7"]),
+    ):
+        code, out, _ = fedssl(command)
+        assert code == 0
+        assert [word for word in words if word not in out] == []
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_the_finished_rounds(tmp_path):
+    folder = tmp_path / "run"
+    process = start("run", "smoke", *TINY, "--set", "rounds=5000", "--set", "evaluation.every=0", "--out", str(folder))
+    deadline = time.monotonic() + 60
+    while not (folder / "rounds.jsonl").exists() or (folder / "rounds.jsonl").read_text().count("\n") < 3:
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"stopped: the finished rounds are in {folder}" in err
+    assert "Traceback" not in err
+    assert '"interrupted"' in (folder / "summary.json").read_text()
+
+
+def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
+    """The command's own function, with the training cut short: the real demo takes minutes."""
+    from typer.testing import CliRunner
+
+    from fedssl import cli, experiment
+    from fedssl.errors import FedsslError
+
+    used = {}
+
+    def load(preset, overrides):
+        used.update(preset=preset, overrides=dict(overrides))
+        return real_load("smoke", {"data.train_images": 80, "data.test_images": 40, "rounds": 1, "threads": 1})
+
+    real_load = experiment.load
+    monkeypatch.setattr(experiment, "load", load)
+    monkeypatch.setattr("fedssl.data.datasets.fetch", lambda *a: (_ for _ in ()).throw(FedsslError("no network")))
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "demo")])
+    assert result.exit_code == 0, result.output
+    assert "SYNTHETIC" in result.output
+    assert used["preset"] == "cifar10-cpu"
+    assert used["overrides"]["data.name"] == "synthetic"
+    monkeypatch.setattr("fedssl.data.datasets.fetch", lambda *a: tmp_path)
+    result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "real")])
+    assert "SYNTHETIC" not in result.output
+    assert used["overrides"] == {}
+
+
+def test_data_fetch_from_a_local_archive(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedssl import cli
+
+    seen = {}
+
+    def fetch(name, source, progress):
+        progress("reading", 1, 2)
+        progress("reading", 2, 2)
+        seen.update(name=name, source=source)
+        return tmp_path / name
+
+    monkeypatch.setattr("fedssl.data.datasets.fetch", fetch)
+    result = CliRunner().invoke(cli.app, ["data", "fetch", "cifar100", "--from", "a.tar.gz"])
+    assert result.exit_code == 0
+    assert "cifar100 is in" in result.output
+    assert (seen["name"], str(seen["source"])) == ("cifar100", "a.tar.gz")

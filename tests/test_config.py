@@ -179,8 +179,8 @@ def test_unreadable_toml(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FedsslError, match=r"broken\.toml: not valid TOML"):
         load_config(str(path))
+    (tmp_path / "folder.toml").mkdir()
     with pytest.raises(FedsslError, match=r"cannot be read"):
-        (tmp_path / "folder.toml").mkdir()
         load_config(str(tmp_path / "folder.toml"))
 
 

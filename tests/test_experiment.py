@@ -206,10 +206,10 @@ def test_pretraining_images_carry_no_labels():
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path, overrides, message):
-    settings = {
-        key: value for key, value in TINY.items() if not (key in ("data.image_size",) and "data.name" in overrides)
-    }
-    if overrides.get("partition.name") == "iid":
+    settings = dict(TINY)
+    if "data.name" in overrides:
+        settings.pop("data.image_size")
+    if "partition.name" in overrides:
         settings.pop("partition.classes_per_client")
     with pytest.raises(FedsslError, match=message):
         load("smoke", settings | overrides).run(tmp_path / "run")

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import fedssl
+from fedssl.build import build, build_method, choose_device
 from fedssl.config import Raw
 from fedssl.errors import FedsslError
-from fedssl.experiment import build, build_method, choose_device, load
+from fedssl.experiment import load
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
 

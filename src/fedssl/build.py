@@ -1,0 +1,128 @@
+"""From settings to the parts of a run: data, partition, networks, client side and server side, checked together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedssl.config import Config
+from fedssl.data.augmentations import RECIPES
+from fedssl.data.datasets import DATASETS, Dataset
+from fedssl.data.partition import PARTITIONS, Partition
+from fedssl.errors import FedsslError
+from fedssl.evaluation.monitor import Monitor
+from fedssl.federation.client import Client
+from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.rounds import Server
+from fedssl.methods import METHODS
+from fedssl.methods.base import SiameseMethod
+from fedssl.networks.backbones import feature_size, find_backbone
+from fedssl.networks.heads import HeadSizes
+from fedssl.seeding import global_stream
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a run is made of, built and checked before anything is written."""
+
+    dataset: Dataset
+    partition: Partition
+    client: Client
+    server: Server
+    monitor: Monitor
+    device: torch.device
+    remarks: list[str]
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FedsslError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
+    """The networks with their initial weights, which follow from the seed alone."""
+    network = config.network
+    with global_stream(config.run.seed, "initial-weights"):
+        backbone = find_backbone(network.name)(channels, **(network.model_extra or {}))
+        size = feature_size(backbone, channels, image_size)
+        heads = HeadSizes(network.head_hidden, network.head_out)
+        return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
+
+
+def build(config: Config) -> Parts:
+    """Turns settings into parts, and refuses what cannot work."""
+    device = choose_device(config.run.device)
+    dataset = build_dataset(config)
+    partition = _partition(config, dataset)
+    remarks = _check_sizes(partition, config.local_training.batch_size)
+    method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
+    client = Client(
+        method,
+        rule,
+        RECIPES[config.augmentation.name](**config.augmentation.settings),
+        config.local_training,
+        _images_of(dataset, partition),
+        config.run.rounds,
+        config.run.seed,
+        config.aggregation.upload,
+        config.aggregation.batchnorm,
+    )
+    server = Server(
+        len(partition.clients),
+        config.client_sampling.clients_per_round,
+        config.run.seed,
+        rule,
+        AGGREGATORS[config.aggregation.name],
+        method.pool,
+    )
+    evaluation = config.evaluation
+    monitor = Monitor(
+        dataset.train,
+        dataset.test,
+        evaluation.k,
+        evaluation.temperature,
+        evaluation.features,
+        evaluation.linear_epochs,
+        config.run.seed,
+    )
+    return Parts(dataset, partition, client, server, monitor, device, remarks)
+
+
+def build_dataset(config: Config) -> Dataset:
+    return DATASETS[config.data.name](**config.data.settings)
+
+
+def _partition(config: Config, dataset: Dataset) -> Partition:
+    labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
+    split = PARTITIONS[config.partition.name]
+    return split(labels, len(dataset.train), config.run.seed, **config.partition.settings)
+
+
+def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Tensor]:
+    pixels = dataset.train.unlabelled().pixels
+    return lambda client_id: pixels.index_select(0, torch.from_numpy(partition.clients[client_id]))
+
+
+def _check_sizes(partition: Partition, batch_size: int) -> list[str]:
+    """Refuses a client that cannot be trained; remarks on one that has less than a batch."""
+    remarks = []
+    for client_id, size in enumerate(partition.sizes()):
+        if size < 2:
+            raise FedsslError(f"client {client_id} has {size} images: at least 2 are needed (partition, data)")
+        if size < batch_size:
+            remarks.append(
+                f"client {client_id} has {size} images, fewer than a batch of {batch_size}: it trains on all at once"
+            )
+    if partition.unused:
+        remarks.append(f"{partition.unused} images belong to no client (they cannot be shared out evenly)")
+    return remarks

@@ -1,0 +1,103 @@
+"""A run folder read back: its config, records and partition, the images it was made with, and its encoders."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedssl.build import build_dataset, build_method
+from fedssl.config import Config
+from fedssl.data.datasets import Dataset
+from fedssl.data.partition import Partition
+from fedssl.errors import FedsslError
+from fedssl.federation.client_store import ClientStore
+from fedssl.networks.heads import Encoder
+from fedssl.presets import load_config
+from fedssl.reports.run_folder import RunFolder
+from fedssl.weights import Weights
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Reads lazily: listing a hundred runs touches no image and no weight."""
+
+    folder: RunFolder
+
+    @classmethod
+    def open(cls, path: str | Path) -> "FinishedRun":
+        folder = RunFolder(Path(path))
+        for needed in ("config.toml", "summary.json"):
+            if not (folder.path / needed).exists():
+                raise FedsslError(f"{folder.path}: not a run folder ({needed} is missing)")
+        return cls(folder)
+
+    @cached_property
+    def config(self) -> Config:
+        return load_config(str(self.folder.path / "config.toml"))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return self._json("summary.json")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return self._json("environment.json")
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        return self.folder.read_rounds()
+
+    @cached_property
+    def partition(self) -> Partition:
+        return Partition.load(self.folder.partition)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return build_dataset(self.config)
+
+    def random_encoder(self) -> Encoder:
+        """The encoder with which the run began, made again from its seed."""
+        train = self.dataset.train
+        return build_method(self.config, train.channels, train.image_size).online_encoder
+
+    def global_encoder(self) -> Encoder:
+        """W_g after the last round."""
+        path = self.folder.encoder
+        if not path.exists():
+            raise FedsslError(f"{path}: the run has no encoder: did it finish a round?")
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
+        encoder = self.random_encoder()
+        try:
+            encoder.load_state_dict(tensors)
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip()
+            raise FedsslError(f"{path}: belongs to another network than config.toml says: {first}") from None
+        return encoder
+
+    def client_encoders(self) -> dict[int, Encoder]:
+        """Each client's own online encoder as it was after its last accepted round."""
+        last: dict[int, int] = {}
+        for record in self.rounds:
+            last |= {client["client"]: record["round"] for client in record["clients"]}
+        store, encoders = ClientStore(self.folder.clients), {}
+        for client, round_number in sorted(last.items()):
+            encoder = self.random_encoder()
+            weights: Weights = store.load(client, round_number).weights.online
+            weights.load_into(encoder)
+            encoders[client] = encoder
+        return encoders
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder.path / name
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise FedsslError(f"{path}: cannot be read ({error})") from None
+        return content

@@ -64,7 +64,7 @@ class PlainView(QuietView):
         left = (time.monotonic() - self.started) / done * (self.rounds - done) if done else None
         parts = [f"round {done}/{self.rounds}", *_facts(record)]
         if left is not None:
-            parts.append(f"{_duration(left)} left")
+            parts += [f"{record['images_per_second']:,.0f} images/s", f"{_duration(left)} left"]
         self.say("  ".join(parts))
 
     def say(self, text: str) -> None:
@@ -85,7 +85,7 @@ class LiveView(QuietView):
             TimeRemainingColumn(elapsed_when_finished=False),
             console=self.console,
         )
-        self.live = Live(console=self.console, refresh_per_second=4)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.last: dict[str, Any] = {"round": 0, "clients": []}
         self.client, self.client_started, self.rate = -1, 0.0, 0.0
         self.client_progress = ""
@@ -116,7 +116,8 @@ class LiveView(QuietView):
     def round_finished(self, record: dict[str, Any]) -> None:
         self.last = record
         self.bar.update(self.task, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")
-        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record)]))
+        speed = f"{record['images_per_second']:,.0f} images/s" if record["clients"] else ""
+        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record), speed]))
         self._show()
 
     def say(self, text: str) -> None:
@@ -143,8 +144,6 @@ def _facts(record: dict[str, Any]) -> list[str]:
             facts.append(f"mu {record['mu']:.3f}")
     if record.get("knn") is not None:
         facts.append(f"kNN {100 * record['knn']:.1f} %")
-    if record["clients"]:
-        facts.append(f"{record['images_per_second']:,.0f} images/s")
     return facts
 
 

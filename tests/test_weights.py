@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.errors import FedsslError
 from fedssl.networks.backbones import resnet18
 from fedssl.weights import Weights, average, conv_names, divergence, interpolate, non_finite
 
@@ -70,11 +69,6 @@ def test_mean_conv_looks_at_conv_layers_of_a_resnet_and_not_at_shortcuts():
     names = conv_names(Weights.of(resnet18(3, width=4)))
     assert len(names) == 17  # the stem and 8 blocks of two
     assert not any("shortcut" in name for name in names)
-
-
-def test_mean_conv_without_convolutions_says_what_to_do():
-    with pytest.raises(FedsslError, match="use 'l2'"):
-        divergence(weights([1.0]), weights([2.0]), "mean-conv")
 
 
 def test_order_of_keys_does_not_change_a_bit():

@@ -7,6 +7,8 @@ import torch
 from small import digests, make_client, make_method, of, result, run, state, state_digests, task, values
 from torch import nn
 
+from fedssl.errors import FedsslError
+from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.model_communication import (
     ConstantMu,
@@ -18,6 +20,7 @@ from fedssl.federation.model_communication import (
     begin,
     private_names,
 )
+from fedssl.weights import Weights
 
 LOCAL = {"online": (4.0, 0.0), "predictor": (8.0, 0.0), "target": (7.0, 7.0)}
 GLOBAL = {"encoder": (1.0, 4.0), "predictor": (2.0, 0.0)}  # ‖W_g − W_k‖ = ‖(−3, 4)‖ = 5
@@ -128,6 +131,22 @@ def test_client_without_a_scale_starts_over_as_in_algorithm_1():
     weights, scalars = FedEMA(tau=0.7).update(state(**LOCAL, training_divergence=1.0), task(**GLOBAL))
     assert values(weights.target) == [1.0, 4.0]
     assert scalars["ema"] == 0.0
+
+
+@pytest.mark.parametrize("between", ["global-local", "before-after"])
+def test_training_that_moves_nothing_sets_no_scale_and_stays_finite(tmp_path, between):
+    rule = FedEMA(between=between)
+    client = make_client(make_method(), rule, training=LocalTraining(epochs=1, batch_size=8, lr=0.0))
+    outcomes, _ = run(tmp_path, rule, rounds=2, client=client)
+    assert outcomes[-1].state.notes == {k: {} for k in range(4)}
+    assert all(r.scalars["ema"] == 0.0 and math.isfinite(r.scalars["loss"]) for r in outcomes[-1].results)
+
+
+@pytest.mark.parametrize("rule", [FedEMA(norm="mean-conv"), FedU()])
+def test_mean_conv_without_convolutions_is_refused_before_the_first_round(rule):
+    with pytest.raises(FedsslError, match=r"update_rule\.norm: 'mean-conv' needs convolutions .* use 'l2'"):
+        rule.check(Weights({"linear.weight": torch.ones(2, 2)}))
+    rule.check(of(1.0))
 
 
 # --- the stale rule --------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Client:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
         self.images_of, self.rounds, self.seed, self.upload = images_of, rounds, seed, upload
         self.first_weights = weights_of(method)
+        rule.check(self.first_weights.online)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
         self.private = (
             private_names(method.online_encoder, batchnorm),
@@ -65,10 +66,11 @@ class Client:
         if local is not None and self.rule.shares and "divergence" not in scalars:
             scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
         self._load(state, start, task)
+        images = self.images_of(task.client_id)
         before = Weights.of(self.method.online_encoder)
         report = train_locally(
             self.method,
-            self.images_of(task.client_id),
+            images,
             self.recipe,
             self.training,
             self.training.learning_rate(task.round_number, self.rounds),
@@ -86,16 +88,16 @@ class Client:
             "images": report.images,
             "seconds": time.perf_counter() - started,
         }
-        return new_state, self._result(task, weights, scalars)
+        return new_state, self._result(task, weights, len(images), scalars)
 
-    def _result(self, task: TrainTask, weights: ClientWeights, scalars: Scalars) -> TrainResult:
+    def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
         use_target = self.upload == "target" and self.method.target_encoder is not None
         encoder = weights.target if use_target else weights.online
         return TrainResult(
             task.client_id,
             task.round_number,
             self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights()),
-            num_examples=len(self.images_of(task.client_id)),
+            num_examples=num_examples,
             scalars=scalars,
             payload=self.method.payload(),
         )

@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from fedssl.errors import FedsslError
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
 from fedssl.settings import Fraction, NonNegative
-from fedssl.weights import Norm, Weights, divergence, interpolate
+from fedssl.weights import Norm, Weights, conv_names, divergence, interpolate
 
 Between = Literal["global-local", "before-after"]
 Stale = Literal["selective", "always", "keep-target"]
@@ -24,6 +25,9 @@ class UpdateRule(ABC):
     """
 
     shares: ClassVar[bool] = True  # False: nothing is averaged, every client goes its own way
+
+    def check(self, encoder: Weights) -> None:  # noqa: B027
+        """Before the first round: refuses an encoder that this rule cannot work with."""
 
     @abstractmethod
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -115,6 +119,12 @@ class _DivergenceRule(UpdateRule):
     between: Between
     norm: Norm
     stale: Stale = "selective"
+
+    def check(self, encoder: Weights) -> None:
+        if self.norm == "mean-conv" and not conv_names(encoder):
+            raise FedsslError(
+                "update_rule.norm: 'mean-conv' needs convolutions named conv*, this network has none: use 'l2'"
+            )
 
     def measure(self, before: Weights, after: Weights) -> Scalars:
         return {"training_divergence": divergence(before, after, self.norm)} if self.between == "before-after" else {}

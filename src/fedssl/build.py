@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedssl.config import Config
+from fedssl.config import Choice, Config
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
-from fedssl.data.partition import PARTITIONS, Partition
+from fedssl.data.labelled import choose_labelled
+from fedssl.data.partition import Partition, deal_out
 from fedssl.errors import FedsslError
 from fedssl.evaluation.monitor import Monitor
 from fedssl.federation.client import Client
@@ -60,7 +61,7 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
 def build(config: Config) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
     device = choose_device(config.run.device)
-    dataset = build_dataset(config)
+    dataset = build_dataset(config.data)
     partition = _partition(config, dataset)
     remarks = _check_sizes(partition, config.local_training.batch_size)
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
@@ -98,14 +99,17 @@ def build(config: Config) -> Parts:
     return Parts(dataset, partition, client, server, monitor, device, remarks)
 
 
-def build_dataset(config: Config) -> Dataset:
-    return DATASETS[config.data.name](**config.data.settings)
+def build_dataset(data: Choice) -> Dataset:
+    loader = DATASETS[data.name]
+    return loader(**data.settings_for(loader))
 
 
 def _partition(config: Config, dataset: Dataset) -> Partition:
+    """Labelled images are set aside first; the partition deals out the rest."""
     labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
-    split = PARTITIONS[config.partition.name]
-    return split(labels, len(dataset.train), config.run.seed, **config.partition.settings)
+    count, seed = len(dataset.train), config.run.seed
+    labelled = choose_labelled(labels, count, seed, **config.data.settings_for(choose_labelled))
+    return deal_out(config.partition.name, config.partition.settings, labels, count, seed, labelled)
 
 
 def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Tensor]:
@@ -123,6 +127,8 @@ def _check_sizes(partition: Partition, batch_size: int) -> list[str]:
             remarks.append(
                 f"client {client_id} has {size} images, fewer than a batch of {batch_size}: it trains on all at once"
             )
+    if len(partition.labelled):
+        remarks.append(f"{len(partition.labelled)} labelled images are held out of pre-training, for evaluation")
     if partition.unused:
         remarks.append(f"{partition.unused} images belong to no client (they cannot be shared out evenly)")
     return remarks

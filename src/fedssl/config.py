@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS
+from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import PARTITIONS
 from fedssl.errors import FedsslError
 from fedssl.federation.local_training import LocalTraining
@@ -21,7 +22,7 @@ from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
-from fedssl.settings import Count, Positive, settings_of
+from fedssl.settings import Count, Positive, Setting, settings_of
 
 Raw = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -37,6 +38,10 @@ class Choice:
 
     def as_raw(self) -> Raw:
         return {"name": self.name, **self.settings}
+
+    def settings_for(self, factory: Callable[..., Any]) -> Raw:
+        """Those settings that this function takes: a table may hold those of more than one."""
+        return {name: self.settings[name] for name in settings_of(factory)}
 
 
 class ClientSampling(BaseModel):
@@ -123,6 +128,8 @@ CHOICES: dict[str, Factories] = {
     "update_rule": UPDATE_RULES,
     "augmentation": RECIPES,
 }
+# Settings that a table has whatever its name says: no dataset need know how its labelled images are chosen.
+COMMON: dict[str, Callable[..., Any]] = {"data": choose_labelled}
 MODELS: dict[str, type[BaseModel]] = {
     "client_sampling": ClientSampling,
     "network": Network,
@@ -149,8 +156,13 @@ def known_settings(table: str, name: Any) -> set[str] | None:
     if table == "network":  # nothing is known of a user's own network: it starts from its own defaults
         return {*(settings_of(BACKBONES[name]) if name in BACKBONES else ()), *Network.model_fields}
     if table in CHOICES and name in CHOICES[table]:
-        return {*settings_of(CHOICES[table][name]), "name"}
+        return {*_choice_settings(table, name), "name"}
     return None
+
+
+def _choice_settings(table: str, name: str) -> dict[str, Setting]:
+    common = settings_of(COMMON[table]) if table in COMMON else {}
+    return settings_of(CHOICES[table][name]) | common
 
 
 def resolve(raw: Raw) -> Config:
@@ -167,9 +179,9 @@ def resolve(raw: Raw) -> Config:
     raw.setdefault("augmentation", {}).setdefault("name", METHODS[method].recipe)
     raw.setdefault("local_training", {}).setdefault("schedule", METHODS[method].schedule)
     defaults = {"data": "cifar10", "partition": "classes", "method": "byol", "update_rule": "fedema"}
-    chosen = {table: _choice(table, raw.get(table, {}), defaults.get(table, "")) for table in CHOICES}
+    chosen = {table: choice(table, raw.get(table, {}), defaults.get(table, "")) for table in CHOICES}
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
-    training = _settings("local_training", LocalTraining, raw["local_training"])
+    training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     _check_network(models["network"])
     _known("aggregation.name", models["aggregation"].name, AGGREGATORS)  # type: ignore[attr-defined]
     config = Config(run=_validated("", Run, top), local_training=LocalTraining(**training), **chosen, **models)  # type: ignore[arg-type]
@@ -177,17 +189,18 @@ def resolve(raw: Raw) -> Config:
     return config
 
 
-def _choice(table: str, raw: Raw, default: str) -> Choice:
+def choice(table: str, raw: Raw, default: str = "") -> Choice:
+    """One table that names an entry of its registry, checked and with every default filled in."""
     raw = dict(raw)
     name = _known(f"{table}.name", raw.pop("name", default), CHOICES[table])
-    return Choice(name, _settings(table, CHOICES[table][name], raw))
+    return Choice(name, _settings(table, _choice_settings(table, name), raw))
 
 
-def _settings(table: str, factory: Callable[..., Any], raw: Raw) -> Raw:
-    """Validated values for all settings of a factory, by the annotations of its arguments."""
+def _settings(table: str, settings: dict[str, Setting], raw: Raw) -> Raw:
+    """Validated values for all settings, by the annotations of the arguments they stand for."""
     fields: dict[str, Any] = {
         name: (setting.annotation, ... if setting.default is Parameter.empty else setting.default)
-        for name, setting in settings_of(factory).items()
+        for name, setting in settings.items()
     }
     model = create_model(table, __config__=STRICT, **fields)
     return _validated(table, model, raw).model_dump()
@@ -255,7 +268,7 @@ def nearest(word: str, known: list[str]) -> str:
 def _check_network(network: BaseModel) -> None:
     assert isinstance(network, Network)
     if network.name in BACKBONES:
-        _settings("network", BACKBONES[network.name], network.model_extra or {})
+        _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
     else:
         find_backbone(network.name)  # the user's own: importable, its settings are its own business
 

@@ -170,6 +170,7 @@ class _Running:
                 "train_fingerprint": fingerprint(self.parts.dataset.train),
                 "clients": self.parts.partition.sizes(),
                 "unused": self.parts.partition.unused,
+                "labelled": len(self.parts.partition.labelled),
             },
         }
 

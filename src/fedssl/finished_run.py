@@ -57,7 +57,7 @@ class FinishedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return build_dataset(self.config)
+        return build_dataset(self.config.data)
 
     def random_encoder(self) -> Encoder:
         """The encoder with which the run began, made again from its seed."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,8 @@ class Partition:
     """Which training images each client holds; no image is at two clients."""
 
     clients: tuple[IntArray, ...]  # sorted indices into the training set, disjoint
-    unused: int  # images given to nobody
+    unused: int  # images given to nobody, those held out for evaluation not counted
+    labelled: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # held out: at no client
 
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.clients]
@@ -40,6 +41,7 @@ class Partition:
             "partition": name,
             "settings": dict(settings or {}),
             "unused": self.unused,
+            "labelled": self.labelled.tolist(),
             "clients": [indices.tolist() for indices in self.clients],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,12 +53,17 @@ class Partition:
             content = json.loads(path.read_text())
             clients = tuple(np.array(indices, dtype=np.int64) for indices in content["clients"])
             unused = int(content["unused"])
-        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+            labelled = np.array(content.get("labelled", []), dtype=np.int64)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FedsslError(f"{path} is not a readable partition ({error!r}): make it again") from None
-        everyone = np.concatenate(clients) if clients else np.empty(0, np.int64)
-        if any(c.ndim != 1 for c in clients) or len(np.unique(everyone)) != len(everyone) or (everyone < 0).any():
+        everyone = np.concatenate([labelled.reshape(-1), *(indices.reshape(-1) for indices in clients)])
+        if (
+            any(part.ndim != 1 for part in (labelled, *clients))
+            or len(np.unique(everyone)) != len(everyone)
+            or (everyone < 0).any()
+        ):
             raise FedsslError(f"{path} gives an image to two clients or has negative image numbers: make it again")
-        return cls(tuple(np.sort(indices) for indices in clients), unused)
+        return cls(tuple(np.sort(indices) for indices in clients), unused, np.sort(labelled))
 
 
 def iid(
@@ -148,6 +155,16 @@ def dirichlet(
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {"iid": iid, "classes": classes, "dirichlet": dirichlet}
+
+
+def deal_out(
+    name: str, settings: Mapping[str, Any], labels: IntArray | None, num_images: int, seed: int, labelled: IntArray
+) -> Partition:
+    """The partition of this name over all images but the labelled ones, which no client gets."""
+    rest = np.setdiff1d(np.arange(num_images, dtype=np.int64), labelled)
+    remaining = None if labels is None else labels[rest]
+    dealt = PARTITIONS[name](remaining, len(rest), seed, **settings)
+    return Partition(tuple(rest[indices] for indices in dealt.clients), dealt.unused, labelled)
 
 
 def _need_labels(name: str, labels: IntArray | None) -> IntArray:

@@ -12,7 +12,9 @@ from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
 from fedssl.errors import FedsslError
+from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.monitor import Monitor
+from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -86,17 +88,18 @@ def build(config: Config) -> Parts:
         AGGREGATORS[config.aggregation.name],
         method.pool,
     )
-    evaluation = config.evaluation
-    monitor = Monitor(
-        dataset.train,
-        dataset.test,
-        evaluation.k,
-        evaluation.temperature,
-        evaluation.features,
-        evaluation.linear_epochs,
+    monitor = _monitor(config, dataset)
+    return Parts(dataset, partition, client, server, monitor, device, remarks)
+
+
+def _monitor(config: Config, dataset: Dataset) -> Monitor:
+    settings = config.evaluation
+    return Monitor(
+        LabelledData(dataset.name, dataset.train, dataset.test),
+        KNN(k=settings.k, temperature=settings.temperature, features=settings.features),
+        Linear(epochs=settings.linear_epochs) if settings.linear_probe else None,
         config.run.seed,
     )
-    return Parts(dataset, partition, client, server, monitor, device, remarks)
 
 
 def build_dataset(data: Choice) -> Dataset:

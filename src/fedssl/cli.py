@@ -111,6 +111,71 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
 
 
 @app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    protocol: Annotated[str, typer.Option(help="any of knn, linear, semi-1, semi-10, with commas")] = "knn,linear",
+    variant: Annotated[str, typer.Option(help="paper, or authors: as their published code does it")] = "paper",
+    seeds: Annotated[int, typer.Option(help="repeat what draws random numbers with this many seeds")] = 1,
+    batchnorm: Annotated[
+        str | None, typer.Option(help="running, reestimated or both  [default: both; semi-*: running]")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="another dataset than the run's: transfer")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting of --data; may be repeated")
+    ] = None,
+    baseline: Annotated[str, typer.Option(help="random, supervised or both with a comma")] = "",
+    clients: Annotated[
+        bool, typer.Option("--clients", help="each client's own encoder too, and on its own classes")
+    ] = False,
+    epochs: Annotated[
+        str, typer.Option(help="NUMBER for all that trains, or linear=N,semi=N,supervised=N  [default: 200, 100, 100]")
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="keep features in the run folder")] = True,
+) -> None:
+    """How good a run's encoder is: kNN, linear probe, semi-supervised fine-tuning, on this or other data.
+
+    Examples:
+
+      fedssl evaluate runs/x
+
+      fedssl evaluate runs/x --protocol linear,semi-10 --seeds 3 --baseline random
+
+      fedssl evaluate runs/x --data cifar100 --protocol linear
+
+      fedssl evaluate runs/x --clients --protocol linear --batchnorm running
+    """
+    from rich.console import Console
+
+    from fedssl.evaluate import Request
+    from fedssl.evaluate import evaluate as evaluate_run
+    from fedssl.evaluate.request import parse_epochs, parse_names, parse_settings
+    from fedssl.evaluation.results import headline
+    from fedssl.reports.evaluation_view import headline_table, make_evaluation_view
+
+    request = Request(
+        protocols=parse_names(protocol),
+        variant=variant,  # type: ignore[arg-type]  # checked by the request
+        seeds=seeds,
+        batchnorm=batchnorm,  # type: ignore[arg-type]
+        data=data,
+        data_settings=parse_settings(settings or []),
+        baselines=parse_names(baseline),
+        clients=clients,
+        epochs=parse_epochs(epochs),
+        device=device,
+        cache=cache,
+    )
+    try:
+        results = evaluate_run(folder, request, make_evaluation_view())
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
+        raise typer.Exit(130) from None
+    Console().print(headline_table(headline(results)))
+    typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
+
+
+@app.command()
 def presets() -> None:
     """List the presets, and the algorithms that can be put behind any of them with a plus sign."""
     from fedssl.presets import preset_description, preset_names

@@ -144,7 +144,7 @@ class _Running:
         weights.load_into(self.encoder)
         foreign = self.config.aggregation.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
-            return self.parts.monitor.full(self.encoder, linear=self.config.evaluation.linear_probe)
+            return self.parts.monitor.full(self.encoder)
         return self.parts.monitor.quick(self.encoder, reestimate=foreign)
 
     def _encoder_weights(self, state: ServerState) -> Weights:

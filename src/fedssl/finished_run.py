@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from fedssl.build import build_dataset, build_method
 from fedssl.config import Config
@@ -18,7 +19,6 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
 from fedssl.reports.run_folder import RunFolder
-from fedssl.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,27 @@ class FinishedRun:
             tensors = load_file(path)
         except (SafetensorError, OSError) as error:
             raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
+        return self._loaded(path, tensors)
+
+    def client_rounds(self) -> dict[int, int]:
+        """The clients that trained, each with its last accepted round."""
+        last: dict[int, int] = {}
+        for record in self.rounds:
+            last |= {client["client"]: record["round"] for client in record["clients"]}
+        return dict(sorted(last.items()))
+
+    def client_encoder(self, client: int) -> Encoder:
+        """A client's own online encoder as it was after its last accepted round."""
+        store, last = ClientStore(self.folder.clients), self.client_rounds()
+        if client not in last:
+            raise FedsslError(f"{self.folder.path}: client {client} never trained in this run, it has no encoder")
+        path = store.path(client, last[client])
+        return self._loaded(path, store.load(client, last[client]).weights.online.tensors())
+
+    def client_encoders(self) -> dict[int, Encoder]:
+        return {client: self.client_encoder(client) for client in self.client_rounds()}
+
+    def _loaded(self, path: Path, tensors: dict[str, Tensor]) -> Encoder:
         encoder = self.random_encoder()
         try:
             encoder.load_state_dict(tensors)
@@ -80,19 +101,6 @@ class FinishedRun:
             first = str(error).splitlines()[1].strip()
             raise FedsslError(f"{path}: belongs to another network than config.toml says: {first}") from None
         return encoder
-
-    def client_encoders(self) -> dict[int, Encoder]:
-        """Each client's own online encoder as it was after its last accepted round."""
-        last: dict[int, int] = {}
-        for record in self.rounds:
-            last |= {client["client"]: record["round"] for client in record["clients"]}
-        store, encoders = ClientStore(self.folder.clients), {}
-        for client, round_number in sorted(last.items()):
-            encoder = self.random_encoder()
-            weights: Weights = store.load(client, round_number).weights.online
-            weights.load_into(encoder)
-            encoders[client] = encoder
-        return encoders
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder.path / name

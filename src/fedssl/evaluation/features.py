@@ -1,31 +1,67 @@
 """Features of images, computed once, and BatchNorm statistics re-estimated on the images at hand."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+BatchNorm = Literal["running", "reestimated"]
+Watch = Callable[[str, int, int], None]
+"""Called with (what is being done, how much of it is done, how much it is in all)."""
 
-def _batches(pixels: Tensor, batch_size: int, device: torch.device) -> Iterator[Tensor]:
+
+def unwatched(text: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Training or evaluation mode inside; outside every part has the mode it had, also after an error."""
+    before = [(part, part.training) for part in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for part, was_training in before:
+            part.training = was_training
+
+
+def device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def as_input(pixels: Tensor, device: torch.device) -> Tensor:
+    """uint8 images as a network takes them."""
+    return pixels.to(device).float().div(255).contiguous(memory_format=torch.channels_last)
+
+
+def _batches(pixels: Tensor, batch_size: int, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
     for start in range(0, len(pixels), batch_size):
-        batch = pixels[start : start + batch_size].to(device).float().div(255)
-        yield batch.contiguous(memory_format=torch.channels_last)
+        yield as_input(pixels[start : start + batch_size], device)
+        watch(text, min(start + batch_size, len(pixels)), len(pixels))
 
 
 @torch.no_grad()
-def compute_features(encoder: nn.Module, pixels: Tensor, batch_size: int = 500) -> Tensor:
+def compute_features(
+    encoder: nn.Module, pixels: Tensor, batch_size: int = 500, watch: Watch = unwatched, text: str = "features"
+) -> Tensor:
     """N x d features of uint8 images, on the CPU; the encoder is in evaluation mode meanwhile."""
-    was_training = encoder.training
-    encoder.eval()
-    device = next(encoder.parameters()).device
-    features = torch.cat([encoder(batch).float().cpu() for batch in _batches(pixels, batch_size, device)])
-    encoder.train(was_training)
-    return features
+    with mode(encoder, training=False):
+        batches = _batches(pixels, batch_size, device_of(encoder), watch, text)
+        return torch.cat([encoder(batch).float().cpu() for batch in batches])
 
 
 @torch.no_grad()
-def with_reestimated_batchnorm(encoder: nn.Module, pixels: Tensor, batch_size: int = 500) -> nn.Module:
+def with_reestimated_batchnorm(
+    encoder: nn.Module,
+    pixels: Tensor,
+    batch_size: int = 500,
+    watch: Watch = unwatched,
+    text: str = "BatchNorm statistics",
+) -> nn.Module:
     """A copy whose BatchNorm statistics are the plain average over these images, not the running ones it came with."""
     encoder = deepcopy(encoder)
     layers = [layer for layer in encoder.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
@@ -34,8 +70,7 @@ def with_reestimated_batchnorm(encoder: nn.Module, pixels: Tensor, batch_size: i
         layer.reset_running_stats()
         layer.momentum = None  # PyTorch's cumulative average
     encoder.train()
-    device = next(encoder.parameters()).device
-    for batch in _batches(pixels, batch_size, device):
+    for batch in _batches(pixels, batch_size, device_of(encoder), watch, text):
         if len(batch) > 1:
             encoder(batch)
     for layer, momentum in zip(layers, momenta, strict=True):

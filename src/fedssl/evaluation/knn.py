@@ -7,7 +7,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def knn_predictions(
-    train_features: Tensor, train_labels: Tensor, test_features: Tensor, k: int, temperature: float, num_classes: int
+    train_features: Tensor, train_labels: Tensor, test_features: Tensor, *, k: int, temperature: float, num_classes: int
 ) -> Tensor:
     """Each of the k most similar training images (cosine s) votes for its class with weight exp(s / temperature)."""
     k = min(k, len(train_features))
@@ -19,17 +19,3 @@ def knn_predictions(
         votes.scatter_add_(1, train_labels[nearest], (similarity / temperature).exp())
         predictions.append(votes.argmax(dim=1))
     return torch.cat(predictions)
-
-
-def knn_accuracy(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    k: int = 200,
-    temperature: float = 0.1,
-) -> float:
-    """The share of test images that the vote names rightly."""
-    num_classes = int(max(train_labels.max(), test_labels.max())) + 1
-    predictions = knn_predictions(train_features, train_labels, test_features, k, temperature, num_classes)
-    return float((predictions == test_labels).double().mean())

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,9 +24,12 @@ class ClientStore:
         path = self.path(client_id, round_number)
         if not path.exists():
             raise FedsslError(f"client {client_id}: its state after round {round_number} is missing ({path})")
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = json.loads(file.metadata()["state"])
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = json.loads(file.metadata()["state"])
+        except (SafetensorError, OSError) as error:
+            raise FedsslError(f"client {client_id}: its state {path} is damaged, not readable ({error})") from None
         weights = ClientWeights(*(_part(tensors, part) for part in ("online", "predictor", "target")))
         return ClientState(weights, about["last_round"], _under(tensors, "memory/"), about["scalars"])
 

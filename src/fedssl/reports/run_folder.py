@@ -39,6 +39,10 @@ class RunFolder:
     def partition(self) -> Path:
         return self.path / "partition.json"
 
+    @property
+    def features(self) -> Path:
+        return self.path / "features"
+
     def write_config(self, toml: str) -> None:
         write_atomically(self.path / "config.toml", toml)
 
@@ -50,13 +54,26 @@ class RunFolder:
 
     def append_round(self, record: dict[str, Any]) -> None:
         """One line a round, on disk before the next round starts."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        self._append("rounds.jsonl", record)
+
+    def append_evaluation(self, record: dict[str, Any]) -> None:
+        """One line a result of `fedssl evaluate`."""
+        self._append("evaluation.jsonl", record)
+
+    def read_rounds(self) -> list[dict[str, Any]]:
+        return self._read_lines("rounds.jsonl")
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        return self._read_lines("evaluation.jsonl") if (self.path / "evaluation.jsonl").exists() else []
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def read_rounds(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    def _read_lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / name).read_text(encoding="utf-8").splitlines()]
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")

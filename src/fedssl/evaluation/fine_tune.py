@@ -1,0 +1,88 @@
+"""Semi-supervised fine-tuning on few labelled images, and the supervised baseline."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.data.images import Images
+from fedssl.evaluation.features import Watch, as_input, compute_features, device_of, mode, unwatched
+from fedssl.evaluation.training import Fitting, fit
+from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.seeding import global_stream
+
+NAME = "fine-tuning"
+SUPERVISED = "supervised baseline"
+
+
+def fine_tuned(
+    backbone: nn.Module, images: Images, head: nn.Module, fitting: Fitting, seed: int, watch: Watch = unwatched
+) -> nn.Sequential:
+    """A copy of the backbone with this head on it, all of it trained (`paper`); the backbone itself is untouched."""
+    model = nn.Sequential(deepcopy(backbone), head).to(device_of(backbone))
+    _train(model, images, fitting, seed, NAME, watch)
+    return model
+
+
+def new_head(feature_size: int, hidden: int, num_classes: int, seed: int) -> nn.Sequential:
+    """Linear → BatchNorm → ReLU → Linear with initial weights by the seed."""
+    with global_stream(seed, NAME, "init"):
+        return mlp(feature_size, HeadSizes(hidden, num_classes))
+
+
+def class_predictions(model: nn.Module, pixels: Tensor) -> Tensor:
+    """The classes that a network with a classifier on top names for uint8 images."""
+    return compute_features(model, pixels).argmax(dim=1)
+
+
+def best_head_predictions(
+    head: nn.Module,
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    fitting: Fitting,
+    seed: int,
+    watch: Watch = unwatched,
+) -> tuple[Tensor, int]:
+    """The head alone is trained, and the epoch that is best on the test images counts (`authors`): (classes, epoch)."""
+    best: list[tuple[int, int, Tensor]] = []  # correct, epoch, predictions
+    epoch = 0
+
+    @torch.no_grad()
+    def look() -> None:
+        nonlocal epoch
+        epoch += 1
+        with mode(head, training=False):
+            predictions = head(test_features).argmax(dim=1)
+        correct = int((predictions == test_labels).sum())
+        if not best or correct > best[0][0]:
+            best[:] = [(correct, epoch, predictions)]
+
+    inputs = train_features.index_select
+    fit(head, lambda chosen: inputs(0, chosen), train_labels, fitting, seed, NAME, watch, look)
+    return best[0][2], best[0][1]
+
+
+def train_supervised(encoder: Encoder, images: Images, fitting: Fitting, seed: int, watch: Watch = unwatched) -> None:
+    """Trains the backbone in place with labels and a linear layer on top, which is thrown away; no augmentation."""
+    size = compute_features(encoder.backbone, images.pixels[:2]).shape[1]
+    with global_stream(seed, SUPERVISED, "init"):
+        classifier = nn.Linear(size, images.num_classes)
+    model = nn.Sequential(encoder.backbone, classifier).to(device_of(encoder))
+    _train(model, images, fitting, seed, SUPERVISED, watch)
+
+
+def _train(model: nn.Sequential, images: Images, fitting: Fitting, seed: int, name: str, watch: Watch) -> None:
+    assert images.labels is not None
+    device = device_of(model)
+    model.requires_grad_(True)
+    fit(
+        model,
+        lambda chosen: as_input(images.pixels.index_select(0, chosen), device),
+        images.labels,
+        fitting,
+        seed,
+        name,
+        watch,
+    )

@@ -1,0 +1,123 @@
+"""Protocols by name: each says, for one encoder, which class every test image has; counting is done in one place.
+
+A protocol is a frozen dataclass whose fields are its settings, with one method, `predict`. Where the paper and the
+authors' code differ there are two variants of it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedssl.errors import FedsslError
+from fedssl.evaluation.bench import Bench, FeatureKind
+from fedssl.evaluation.features import Watch, unwatched
+from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
+from fedssl.evaluation.knn import knn_predictions
+from fedssl.evaluation.linear_probe import linear_probe_predictions
+from fedssl.evaluation.training import Fitting
+
+Variant = Literal["paper", "authors"]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One class for each test image, and what else is worth recording."""
+
+    classes: Tensor
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(ABC):
+    """From an encoder and labelled images to one class for each test image."""
+
+    draws: ClassVar[bool] = True  # does anything depend on the seed?
+    frozen: ClassVar[bool] = True  # does it look at fixed features only?
+
+    @abstractmethod
+    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KNN(Protocol):
+    """Weighted votes of the k nearest training images by cosine."""
+
+    k: int = 200
+    temperature: float = 0.1
+    features: FeatureKind = "backbone"
+    draws: ClassVar[bool] = False
+
+    def predict(self, bench: Bench, seed: int = 0, watch: Watch = unwatched) -> Predictions:  # noqa: ARG002
+        train, test = bench.features(self.features)
+        data = bench.data
+        votes = {"k": self.k, "temperature": self.temperature, "num_classes": data.num_classes}
+        return Predictions(knn_predictions(train, data.train_labels, test, **votes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Protocol):
+    """One linear layer on frozen backbone features."""
+
+    epochs: int = 200
+    batch_size: int = 512
+    lr: float = 3e-3
+    shuffle: bool = True
+
+    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions:
+        train, test = bench.features("backbone")
+        data = bench.data
+        fitting = Fitting(self.epochs, self.batch_size, self.lr, self.shuffle)
+        options: dict[str, Any] = {"num_classes": data.num_classes, "fitting": fitting, "seed": seed, "watch": watch}
+        return Predictions(linear_probe_predictions(train, data.train_labels, test, **options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiSupervised(Protocol):
+    """A new two-layer MLP on the backbone, learnt from the held-out labelled images."""
+
+    fraction: float
+    hidden: int = 4096
+    epochs: int = 100
+    batch_size: int = 128
+    lr: float = 1e-3
+    trained: Literal["whole model", "head"] = "whole model"
+    reported: Literal["last epoch", "best test epoch"] = "last epoch"
+    frozen: ClassVar[bool] = False
+
+    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions:
+        chosen = self._labelled(bench)
+        fitting = Fitting(self.epochs, self.batch_size, self.lr)
+        data, facts = bench.data, {"labelled_images": len(chosen)}
+        if self.trained == "head":
+            train, test = bench.features("backbone")
+            head = new_head(train.shape[1], self.hidden, data.num_classes, seed)
+            few = train[chosen], data.train_labels[chosen]
+            classes, epoch = best_head_predictions(head, *few, test, data.test_labels, fitting, seed, watch)
+            return Predictions(classes, facts | {"epoch": epoch})
+        backbone, images = bench.encoder.backbone, data.train.select(chosen)
+        head = new_head(bench.feature_size, self.hidden, data.num_classes, seed)
+        model = fine_tuned(backbone, images, head, fitting, seed, watch)
+        return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
+
+    def _labelled(self, bench: Bench) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if bench.data.labelled is None:
+            raise FedsslError(f"{bench.data.name}: no labelled images are known for semi-supervised evaluation")
+        chosen = bench.data.labelled(self.fraction)
+        if len(chosen) < 2:
+            raise FedsslError(
+                f"{bench.data.name}: {100 * self.fraction:g} % of its training images are {len(chosen)}: too few to "
+                "fine-tune on; take a larger fraction or more images"
+            )
+        return chosen
+
+
+AUTHORS_SEMI: dict[str, Any] = {"trained": "head", "reported": "best test epoch"}
+PROTOCOLS: dict[str, dict[Variant, Protocol]] = {
+    "knn": {"paper": KNN(), "authors": KNN(features="projection")},
+    "linear": {"paper": Linear(), "authors": Linear(batch_size=2048, shuffle=False)},
+    "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, **AUTHORS_SEMI)},
+    "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, **AUTHORS_SEMI)},
+}

@@ -1,0 +1,146 @@
+"""Progress of an evaluation and its table: bars with the time left on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedssl.evaluation.results import Result
+
+PLAIN_AFTER = 2.0  # seconds: shorter work is not worth a line
+
+
+class EvaluationView:
+    """Receives what happens; this one, for the Python API, says nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        pass
+
+    def start(self, pieces: int) -> None:
+        """Before the first piece of work: one encoder by one protocol with one seed."""
+
+    def watch(self, text: str, done: int, total: int) -> None:
+        """How far the work named by the text is."""
+
+    def found(self, result: Result) -> None: ...
+
+    def finished_piece(self) -> None: ...
+
+
+class PlainEvaluationView(EvaluationView):
+    """A line for every result, and one for work that took a while."""
+
+    def start(self, pieces: int) -> None:
+        self.pieces, self.done, self.text = pieces, 0, ""
+        self.started = self.work_started = time.monotonic()
+
+    def watch(self, text: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if text != self.text:
+            self.text, self.work_started = text, now
+        if done == total and now - self.work_started > PLAIN_AFTER:
+            print(f"{text}: {now - self.work_started:.0f} s", flush=True)
+
+    def found(self, result: Result) -> None:
+        print(describe(result), flush=True)
+
+    def finished_piece(self) -> None:
+        self.done += 1
+        left = (time.monotonic() - self.started) / self.done * (self.pieces - self.done)
+        if left > 10:
+            print(f"{self.done} of {self.pieces} done, about {left:.0f} s left", flush=True)
+
+
+class LiveEvaluationView(EvaluationView):
+    """One bar over everything and one for the work at hand, with the time left; results scroll by above."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self.bars = Progress(*columns, console=console or Console(), transient=True)
+
+    def __enter__(self) -> Self:
+        self.bars.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.bars.__exit__(None, None, None)
+
+    def start(self, pieces: int) -> None:
+        self.all = self.bars.add_task("evaluation", total=pieces)
+        self.work = self.bars.add_task("", total=None)
+        self.text = ""
+
+    def watch(self, text: str, done: int, total: int) -> None:
+        if text != self.text:
+            self.text = text
+            self.bars.reset(self.work, description=text, total=total)
+        self.bars.update(self.work, completed=done, total=total)
+
+    def found(self, result: Result) -> None:
+        self.bars.console.print(describe(result), highlight=False)
+
+    def finished_piece(self) -> None:
+        self.bars.advance(self.all)
+
+
+def make_evaluation_view() -> EvaluationView:
+    return LiveEvaluationView() if sys.stdout.isatty() else PlainEvaluationView()
+
+
+def describe(result: Result) -> str:
+    low, high = result.score.interval
+    seed = "" if result.seed is None else f", seed {result.seed}"
+    scope = "" if result.test_images == "all" else f", {result.test_images}"
+    return (
+        f"{result.encoder}: {result.protocol} ({result.variant}), BatchNorm {result.batchnorm}{scope}{seed}: "
+        f"{100 * result.score.accuracy:.2f} % of {result.score.n} test images ({100 * low:.1f}–{100 * high:.1f})"
+    )
+
+
+def headline_table(entries: list[dict[str, Any]]) -> Table:
+    """What a person wants to know: accuracy with its interval or spread, for each encoder and protocol."""
+    about = entries[0]
+    title = f"Accuracy on {about['data']}, protocols as in the {about['variant']}" + (
+        "'s text" if about["variant"] == "paper" else "' code"
+    )
+    table = Table(title=title, title_justify="left")
+    for column in ("encoder", "protocol", "BatchNorm"):
+        table.add_column(column)
+    table.add_column("accuracy, %", justify="right")
+    for column in ("", "test images"):
+        table.add_column(column, justify="right")
+    encoders = list(dict.fromkeys(_encoder(entry) for entry in entries))
+    for entry in sorted(entries, key=lambda entry: (encoders.index(_encoder(entry)), entry["protocol"])):
+        accuracy = f"{100 * entry['accuracy']:.2f}"
+        if entry["sd"] is not None:
+            accuracy += f" ± {100 * entry['sd']:.2f}"
+        row = (_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, _basis(entry))
+        table.add_row(*row, f"{entry['n']:,}")
+    return table
+
+
+def _encoder(entry: dict[str, Any]) -> str:
+    return str(entry["encoder"]) + ("" if entry["test_images"] == "all" else ", own classes")
+
+
+def _basis(entry: dict[str, Any]) -> str:
+    """What the number rests on: an interval over images, or a spread over clients or seeds."""
+    if entry["interval_95"] is not None:
+        low, high = entry["interval_95"]
+        return f"95 %: {100 * low:.1f}–{100 * high:.1f}"
+    seeds = f"{entry['seeds']} seeds"
+    if entry["clients"]:
+        return f"{entry['clients']} clients" + (f" x {seeds}" if entry["seeds"] > 1 else "")
+    return seeds

@@ -7,12 +7,23 @@ from torch import nn
 
 from fedssl.data.images import Images
 from fedssl.data.synthetic import synthetic_images
+from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
-from fedssl.evaluation.knn import knn_accuracy, knn_predictions
-from fedssl.evaluation.linear_probe import linear_probe_accuracy
+from fedssl.evaluation.knn import knn_predictions
+from fedssl.evaluation.linear_probe import linear_probe_predictions
 from fedssl.evaluation.monitor import Monitor
+from fedssl.evaluation.protocols import KNN, Linear
+from fedssl.evaluation.training import Fitting
 from fedssl.networks.backbones import convnet
 from fedssl.networks.heads import Encoder
+
+
+def probe_accuracy(train, labels, test, truth, epochs, batch_size, seed=0):
+    fitting = Fitting(epochs, batch_size, 3e-3)
+    classes = linear_probe_predictions(
+        train, labels, test, num_classes=int(labels.max()) + 1, fitting=fitting, seed=seed
+    )
+    return (classes == truth).double().mean().item()
 
 
 def test_knn_vote_by_hand():
@@ -37,12 +48,14 @@ def test_knn_against_loops_over_numpy():
             votes[labels[index]] += math.exp(similarity[index] / 0.1)
         right += int(votes.argmax() == y)
     tensors = [torch.tensor(a) for a in (train, labels, test, truth)]
-    assert knn_accuracy(*tensors, k=15, temperature=0.1) == right / 20
+    predictions = knn_predictions(*tensors[:3], k=15, temperature=0.1, num_classes=4)
+    assert (predictions == tensors[3]).sum().item() == right
 
 
 def test_knn_with_fewer_images_than_k():
     features = torch.eye(3)
-    assert knn_accuracy(features, torch.arange(3), features, torch.arange(3), k=200) == 1.0
+    options = {"k": 200, "temperature": 0.1, "num_classes": 3}
+    assert knn_predictions(features, torch.arange(3), features, **options).tolist() == [0, 1, 2]
 
 
 def test_linear_probe_separates_what_is_separable_and_only_that():
@@ -50,8 +63,8 @@ def test_linear_probe_separates_what_is_separable_and_only_that():
     labels = torch.arange(300) % 3
     features = torch.eye(3)[labels] + 0.1 * torch.randn(300, 3, generator=generator)
     noise = torch.randn(300, 3, generator=generator)
-    good = linear_probe_accuracy(features[:200], labels[:200], features[200:], labels[200:], epochs=60, batch_size=50)
-    blind = linear_probe_accuracy(noise[:200], labels[:200], noise[200:], labels[200:], epochs=60, batch_size=50)
+    good = probe_accuracy(features[:200], labels[:200], features[200:], labels[200:], epochs=60, batch_size=50)
+    blind = probe_accuracy(noise[:200], labels[:200], noise[200:], labels[200:], epochs=60, batch_size=50)
     assert good == 1.0
     assert blind < 0.55
 
@@ -59,7 +72,7 @@ def test_linear_probe_separates_what_is_separable_and_only_that():
 def test_linear_probe_is_reproducible_by_seed():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(200, 8, generator=generator), torch.arange(200) % 5
-    results = [linear_probe_accuracy(x[:100], y[:100], x[100:], y[100:], epochs=3, batch_size=10, seed=4) for _ in "ab"]
+    results = [probe_accuracy(x[:100], y[:100], x[100:], y[100:], epochs=3, batch_size=10, seed=4) for _ in "ab"]
     assert results[0] == results[1]
 
 
@@ -82,21 +95,26 @@ def test_reestimated_batchnorm_has_the_statistics_of_the_images():
     assert backbone[0].running_mean.item() == 0.0, "the original is untouched"
 
 
-def make_monitor(**settings):
+TWO_EPOCHS = Linear(epochs=2)
+
+
+def make_monitor(features="backbone", linear=TWO_EPOCHS):
     train, test = (synthetic_images(n, 10, 16, 0, part) for n, part in ((60, "train"), (30, "test")))
-    return Monitor(train, test, k=5, linear_epochs=2, **settings)
+    return Monitor(LabelledData("synthetic", train, test), KNN(k=5, features=features), linear)
 
 
 def test_monitor_names_and_agrees_with_its_parts():
     torch.manual_seed(0)
     monitor, encoder = make_monitor(), Encoder(convnet(3, width=4), nn.Linear(32, 3))
-    quick, full = monitor.quick(encoder), monitor.full(encoder, linear=True)
+    quick, full = monitor.quick(encoder), monitor.full(encoder)
     assert set(full) == {f"{n}{s}" for n in ("knn", "linear", "backbone_std") for s in ("", "_reestimated")}
     assert quick["knn"] == full["knn"]
     assert monitor.quick(encoder, reestimate=True)["knn"] == full["knn_reestimated"]
-    train, test = (compute_features(encoder.backbone, images.pixels) for images in (monitor.train, monitor.test))
-    assert full["knn"] == knn_accuracy(train, monitor.train.labels, test, monitor.test.labels, k=5)
-    assert "linear" not in monitor.full(encoder, linear=False)
+    images = monitor.data.train, monitor.data.test
+    train, test = (compute_features(encoder.backbone, part.pixels) for part in images)
+    predictions = knn_predictions(train, images[0].labels, test, k=5, temperature=0.1, num_classes=10)
+    assert full["knn"] == (predictions == images[1].labels).double().mean().item()
+    assert "linear" not in make_monitor(linear=None).full(encoder)
 
 
 def test_monitor_on_projections_uses_the_projector():
@@ -119,4 +137,5 @@ def test_perfect_features_give_perfect_accuracy():
         def forward(self, x):
             return torch.stack([x.mean((1, 2, 3)).cos(), x.mean((1, 2, 3)).sin()], dim=1)
 
-    assert Monitor(images, images, k=1).quick(Encoder(Angle(), nn.Identity()))["knn"] == 1.0
+    monitor = Monitor(LabelledData("angles", images, images), KNN(k=1))
+    assert monitor.quick(Encoder(Angle(), nn.Identity()))["knn"] == 1.0

@@ -11,7 +11,7 @@ def knn_predictions(
 ) -> Tensor:
     """Each of the k most similar training images (cosine s) votes for its class with weight exp(s / temperature)."""
     k = min(k, len(train_features))
-    bank = F.normalize(train_features, dim=1).T.contiguous()  # d x N
+    bank = F.normalize(train_features, dim=1).T  # d x N
     predictions = []
     for chunk in torch.split(F.normalize(test_features, dim=1), 2000):
         similarity, nearest = (chunk @ bank).topk(k, dim=1)  # M x k

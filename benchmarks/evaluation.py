@@ -1,0 +1,120 @@
+"""Seconds of the linear probe and of kNN on one thread: fedssl's against the usual ways, side by side.
+
+    PYTHONPATH=src python benchmarks/evaluation.py [--train 50000] [--test 10000] [--features 512] [--epochs 5]
+
+Linear probe: the same layer, Adam, batches of 512 and number of epochs, from a DataLoader(TensorDataset) in the usual
+way. kNN: the same vote by a plain loop over chunks of 2,000 test images. The two of a pair take turns on the same
+features, so that a noisy machine is noisy for both, and the median of the repeats counts.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedssl.evaluation.knn import knn_predictions
+from fedssl.evaluation.linear_probe import linear_probe_predictions
+from fedssl.evaluation.training import Fitting
+
+CLASSES, K, TEMPERATURE = 10, 200, 0.1
+
+
+def dataloader_probe(train: Tensor, labels: Tensor, test: Tensor, epochs: int) -> Tensor:
+    """The linear probe as it is usually written."""
+    torch.manual_seed(0)
+    classifier = nn.Linear(train.shape[1], CLASSES)
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=3e-3)
+    loader = DataLoader(TensorDataset(train, labels), batch_size=512, shuffle=True)
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(classifier(x), y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return classifier(test).argmax(dim=1)
+
+
+@torch.no_grad()
+def chunked_knn(train: Tensor, labels: Tensor, test: Tensor) -> Tensor:
+    """The vote as it is usually written: similarities of a chunk to all, topk, weights times one-hot labels."""
+    bank, one_hot = F.normalize(train, dim=1), F.one_hot(labels, CLASSES).float()
+    predictions = []
+    for chunk in F.normalize(test, dim=1).split(2000):
+        similarity, nearest = (chunk @ bank.T).topk(K, dim=1)
+        weights = (similarity / TEMPERATURE).exp()
+        predictions.append((one_hot[nearest] * weights.unsqueeze(2)).sum(dim=1).argmax(dim=1))
+    return torch.cat(predictions)
+
+
+def take_turns(makers: dict[str, Callable[[], Tensor]], repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
+    results = {}
+    for _ in range(repeats):
+        for name, make in makers.items():
+            start = time.perf_counter()
+            results[name] = make()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}, results
+
+
+def show(title: str, makers: dict[str, Callable[[], Tensor]], labels: Tensor, repeats: int) -> None:
+    seconds, predictions = take_turns(makers, repeats)
+    print(title)
+    for name, time_ in seconds.items():
+        accuracy = 100 * float((predictions[name] == labels).float().mean())
+        print(f"  {name:28} {time_:8.2f} s  {time_ / seconds['fedssl']:6.2f} x   accuracy {accuracy:.2f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", type=int, default=50_000)
+    parser.add_argument("--test", type=int, default=10_000)
+    parser.add_argument("--features", type=int, default=512)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLASSES, options.features, generator=generator)
+    labels = torch.randint(0, CLASSES, (options.train + options.test,), generator=generator)
+    noise = torch.randn(len(labels), options.features, generator=generator)
+    features = (0.15 * centres[labels] + noise).relu()  # like a ResNet's: not negative, classes overlap
+    train, test, train_labels, test_labels = (
+        *features.split([options.train, options.test]),
+        *labels.split([options.train, options.test]),
+    )
+    print(
+        f"{options.train:,} training and {options.test:,} test images x {options.features} features, one thread, "
+        f"torch {torch.__version__}; median of {options.repeats}"
+    )
+    fitting = Fitting(options.epochs, 512, 3e-3)
+    show(
+        f"linear probe, {options.epochs} epochs",
+        {
+            "fedssl": lambda: linear_probe_predictions(
+                train, train_labels, test, num_classes=CLASSES, fitting=fitting, seed=0
+            ),
+            "DataLoader(TensorDataset)": lambda: dataloader_probe(train, train_labels, test, options.epochs),
+        },
+        test_labels,
+        options.repeats,
+    )
+    votes = {"k": K, "temperature": TEMPERATURE, "num_classes": CLASSES}
+    show(
+        f"kNN, k = {K}",
+        {
+            "fedssl": lambda: knn_predictions(train, train_labels, test, **votes),
+            "chunked matmul and topk": lambda: chunked_knn(train, train_labels, test),
+        },
+        test_labels,
+        options.repeats,
+    )
+
+
+if __name__ == "__main__":
+    main()

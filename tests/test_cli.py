@@ -32,7 +32,7 @@ def fedssl(*arguments, **options):
 def test_help_names_every_command_and_is_quick_to_import():
     code, out, _ = fedssl("--help")
     assert code == 0
-    for word in ("run", "demo", "presets", "methods", "rules", "data"):
+    for word in ("run", "demo", "evaluate", "presets", "methods", "rules", "data"):
         assert f"\n  {word} " in out
     probe = "import sys; import fedssl.cli; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
@@ -152,3 +152,59 @@ def test_data_fetch_from_a_local_archive(tmp_path, monkeypatch):
     assert result.exit_code == 0
     assert "cifar100 is in" in result.output
     assert (seen["name"], str(seen["source"])) == ("cifar100", "a.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    from fedssl.experiment import load
+
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    settings = dict(part.split("=") for part in TINY if "=" in part)
+    load("smoke", {name: int(value) for name, value in settings.items()} | {"threads": 1}).run(folder)
+    return folder
+
+
+def test_evaluate_prints_results_and_a_table(small_run):
+    arguments = ("--clients", "--baseline", "random", "--batchnorm", "running", "--epochs", "2", "--seeds", "2")
+    code, out, err = fedssl("evaluate", str(small_run), *arguments)
+    assert (code, err) == (0, "")
+    assert "global: knn (paper), BatchNorm running: " in out
+    assert "Accuracy on 40 test images of synthetic (paper protocols)" in out
+    for words in ("clients, own classes", "4 clients x 2 seeds", "random", "Client by client: linear", "client 3"):
+        assert words in out
+    assert (small_run / "evaluation.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--protocol", "kn"), "there is no 'kn' (did you mean 'knn'?)"),
+        (("--seeds", "0"), "--seeds: 0 is not"),
+        (("--protocol", "semi-10"), "pre-train again with --set data.labelled_fraction=0.1"),
+        (("--data", "synthetic"), "its images are 3 x 32 x 32"),
+        (("--epochs", "x"), "--epochs x: write a whole number"),
+    ],
+)
+def test_evaluate_refuses_in_one_line_with_exit_code_2(small_run, monkeypatch, capsys, arguments, message):
+    from fedssl import cli
+
+    monkeypatch.setattr(sys, "argv", ["fedssl", "evaluate", str(small_run), *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_evaluate_interrupted_says_where_the_results_are(small_run, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedssl import cli
+    from fedssl import evaluate as package
+
+    monkeypatch.setattr(package, "evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    result = CliRunner().invoke(cli.app, ["evaluate", str(small_run)])
+    assert result.exit_code == 130
+    assert "the results so far are in" in result.output

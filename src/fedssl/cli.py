@@ -151,7 +151,7 @@ def evaluate(
     from fedssl.evaluate import evaluate as evaluate_run
     from fedssl.evaluate.request import parse_epochs, parse_names, parse_settings
     from fedssl.evaluation.results import headline
-    from fedssl.reports.evaluation_view import headline_table, make_evaluation_view
+    from fedssl.reports.evaluation_view import clients_tables, headline_table, make_evaluation_view
 
     request = Request(
         protocols=parse_names(protocol),
@@ -171,7 +171,8 @@ def evaluate(
     except KeyboardInterrupt:
         typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
         raise typer.Exit(130) from None
-    Console().print(headline_table(headline(results)))
+    console = Console()
+    console.print(headline_table(headline(results)), *(clients_tables(results) if clients else []), sep="\n")
     typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
 
 

@@ -1,5 +1,6 @@
 """Progress of an evaluation and its table: bars with the time left on a terminal, plain lines elsewhere."""
 
+import statistics
 import sys
 import time
 from typing import Any, Self
@@ -111,23 +112,18 @@ def describe(result: Result) -> str:
 
 def headline_table(entries: list[dict[str, Any]]) -> Table:
     """What a person wants to know: accuracy with its interval or spread, for each encoder and protocol."""
-    about = entries[0]
-    title = f"Accuracy on {about['data']}, protocols as in the {about['variant']}" + (
-        "'s text" if about["variant"] == "paper" else "' code"
-    )
-    table = Table(title=title, title_justify="left")
+    data, variant = entries[0]["data"], entries[0]["variant"]
+    images = next((entry["n"] for entry in entries if entry["test_images"] == "all"), 0)
+    table = Table(title=f"Accuracy on {images:,} test images of {data} ({variant} protocols)", title_justify="left")
     for column in ("encoder", "protocol", "BatchNorm"):
-        table.add_column(column)
-    table.add_column("accuracy, %", justify="right")
-    for column in ("", "test images"):
-        table.add_column(column, justify="right")
+        table.add_column(column, no_wrap=True)
+    for column in ("accuracy, %", "95 % or ± over"):
+        table.add_column(column, justify="right", no_wrap=True)
     encoders = list(dict.fromkeys(_encoder(entry) for entry in entries))
     for entry in sorted(entries, key=lambda entry: (encoders.index(_encoder(entry)), entry["protocol"])):
-        accuracy = f"{100 * entry['accuracy']:.2f}"
-        if entry["sd"] is not None:
-            accuracy += f" ± {100 * entry['sd']:.2f}"
-        row = (_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, _basis(entry))
-        table.add_row(*row, f"{entry['n']:,}")
+        spread = "" if entry["sd"] is None else f" ± {100 * entry['sd']:.2f}"
+        accuracy = f"{100 * entry['accuracy']:.2f}{spread}"
+        table.add_row(_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, _basis(entry))
     return table
 
 
@@ -139,8 +135,28 @@ def _basis(entry: dict[str, Any]) -> str:
     """What the number rests on: an interval over images, or a spread over clients or seeds."""
     if entry["interval_95"] is not None:
         low, high = entry["interval_95"]
-        return f"95 %: {100 * low:.1f}–{100 * high:.1f}"
+        return f"{100 * low:.1f}–{100 * high:.1f}"
     seeds = f"{entry['seeds']} seeds"
     if entry["clients"]:
         return f"{entry['clients']} clients" + (f" x {seeds}" if entry["seeds"] > 1 else "")
     return seeds
+
+
+def clients_tables(results: list[Result]) -> list[Table]:
+    """For each protocol and BatchNorm mode: every client's encoder beside the global one, on all and on its classes."""
+    accuracies: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for r in results:
+        table = accuracies.setdefault((r.protocol, r.batchnorm), {})
+        table.setdefault((r.encoder, r.test_images), []).append(100 * r.score.accuracy)
+    return [_clients_table(f"{p}, BatchNorm {b}", cells) for (p, b), cells in accuracies.items() if len(cells) > 1]
+
+
+def _clients_table(title: str, cells: dict[tuple[str, str], list[float]]) -> Table:
+    table = Table(title=f"Client by client: {title}, accuracy in %", title_justify="left")
+    for column in ("", "all, global", "all, own", "own classes, global", "own classes, own"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for client in dict.fromkeys(encoder for encoder, _ in cells if encoder.startswith("client ")):
+        own = f"classes of {client}"
+        keys = (("global", "all"), (client, "all"), ("global", own), (client, own))
+        table.add_row(client, *(f"{statistics.fmean(cells[key]):.2f}" if key in cells else "" for key in keys))
+    return table

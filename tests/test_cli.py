@@ -169,8 +169,8 @@ def test_evaluate_prints_results_and_a_table(small_run):
     code, out, err = fedssl("evaluate", str(small_run), *arguments)
     assert (code, err) == (0, "")
     assert "global: knn (paper), BatchNorm running: " in out
-    assert "Accuracy on 40 test images of synthetic (paper protocols)" in out
-    for words in ("clients, own classes", "4 clients x 2 seeds", "random", "Client by client: linear", "client 3"):
+    assert "Accuracy on 40 test images of synthetic (paper protocols, 2 seeds)" in out
+    for words in ("clients, own classes", "4 clients", "random", "Client by client: linear", "client 3"):
         assert words in out
     assert (small_run / "evaluation.jsonl").exists()
 

@@ -145,13 +145,8 @@ def evaluate(
 
       fedssl evaluate runs/x --clients --protocol linear --batchnorm running
     """
-    from rich.console import Console
-
     from fedssl.evaluate import Request
-    from fedssl.evaluate import evaluate as evaluate_run
     from fedssl.evaluate.request import parse_epochs, parse_names, parse_settings
-    from fedssl.evaluation.results import headline
-    from fedssl.reports.evaluation_view import clients_tables, headline_table, make_evaluation_view
 
     request = Request(
         protocols=parse_names(protocol),
@@ -166,13 +161,23 @@ def evaluate(
         device=device,
         cache=cache,
     )
+    _evaluate(folder, request)
+
+
+def _evaluate(folder: Path, request: Any) -> None:
+    from rich.console import Console
+
+    from fedssl.evaluate import evaluate as evaluate_run
+    from fedssl.evaluation.results import headline
+    from fedssl.reports.evaluation_view import clients_tables, headline_table, make_evaluation_view
+
     try:
         results = evaluate_run(folder, request, make_evaluation_view())
     except KeyboardInterrupt:
         typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
         raise typer.Exit(130) from None
     console = Console()
-    console.print(headline_table(headline(results)), *(clients_tables(results) if clients else []), sep="\n")
+    console.print(headline_table(headline(results)), *(clients_tables(results) if request.clients else []), sep="\n")
     typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
 
 

@@ -129,6 +129,7 @@ def test_baselines(run):
     assert digests["random"] == Weights.of(before.random_encoder()).digest()
     assert digests["global"] == before.summary["weights_sha256"]
     assert len(set(digests.values())) == 3
+    assert by(results, encoder="supervised")[0].details["supervised"]["epochs"] == 2
     initial = before.summary["initial"]
     assert by(results, encoder="random", batchnorm="running")[0].score.accuracy == initial["knn"]
 
@@ -272,7 +273,10 @@ def test_first_images_as_labelled_ones_are_those_that_semi_uses(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocols": ("knn", "linaer")}, r"--protocol: there is no 'linaer' \(did you mean 'linear'\?\); known: knn"),
+        (
+            {"protocols": ("knn", "linearr")},
+            r"--protocol: there is no 'linearr' \(did you mean 'linear'\?\); known: knn",
+        ),
         ({"protocols": ()}, r"--protocol: name at least one of knn, linear, semi-1, semi-10"),
         ({"seeds": 0}, r"--seeds: 0 is not a whole number 1 or more"),
         ({"variant": "author"}, r"--variant: there is no 'author' \(did you mean 'authors'\?\)"),
@@ -297,7 +301,7 @@ def test_bad_requests(settings, message):
             r"--data synthetic: its images are 3 x 32 x 32, the encoder was trained on 3 x 16 x 16",
         ),
         ({"data": "synthetik"}, r"data\.name: there is no 'synthetik' \(did you mean 'synthetic'"),
-        ({"data": "synthetic", "data_settings": {"sise": 3}}, r"data\.sise: unknown key"),
+        ({"data": "synthetic", "data_settings": {"sizee": 3}}, r"data\.sizee: unknown key"),
         ({"data": "cifar100"}, r"cifar100 is not in .*: run `fedssl data fetch cifar100`"),
         ({"device": "tpu9"}, r"device: 'tpu9' cannot be used here"),
     ],

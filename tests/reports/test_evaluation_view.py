@@ -38,7 +38,7 @@ def test_table_of_every_kind_of_entry_fits_a_terminal():
         ["global", "linear", "running", "80.00 ± 10.00", "3 seeds"],
         ["clients, own classes", "linear", "running", "50.00 ± 0.00", "2 clients"],
     ]
-    assert "Accuracy on 10 test images of cifar10 (paper protocols)" in text
+    assert "Accuracy on 10 test images of cifar10 (paper protocols, 3 seeds)" in text
 
 
 def test_table_client_by_client():

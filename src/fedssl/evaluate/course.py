@@ -1,9 +1,9 @@
 """The course of an evaluation: encoders x BatchNorm modes x protocols x seeds, each result written at once."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Subject:
     name: str
     load: Callable[[], Encoder]
     classes_of: tuple[int, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def evaluate(path: str | Path, request: Request, view: EvaluationView | None = None) -> list[Result]:
@@ -71,8 +72,7 @@ class _Evaluation:
         self.subjects = list(self._subjects())
         for protocol in self.protocols.values():
             if isinstance(protocol, SemiSupervised):
-                assert self.data.labelled is not None
-                self.data.labelled(protocol.fraction)  # refuses a run that saw these images
+                protocol.labelled(self.data)  # refuses a run that saw these images
 
     def results(self) -> Iterator[Result]:
         pieces = sum(len(self._seeds(p)) * len(self._modes(p)) for p in self.protocols.values()) * len(self.subjects)
@@ -109,7 +109,7 @@ class _Evaluation:
                 seed if protocol.draws else None,
                 Score.of(predictions.classes[chosen], self.data.test_labels[chosen]),
                 asdict(protocol),
-                predictions.facts | about,
+                predictions.facts | subject.details | about,
             )
             self.view.found(result)
             yield result
@@ -139,14 +139,17 @@ class _Evaluation:
         for k in clients:
             yield Subject(f"client {k}", lambda k=k: run.client_encoder(k), (k,) if own else ())  # type: ignore[misc]
         for name in dict.fromkeys(request.baselines):
-            yield Subject(name, run.random_encoder if name == "random" else self._supervised)
+            yield Subject(name, run.random_encoder) if name == "random" else self._supervised_subject(name)
 
-    def _supervised(self) -> Encoder:
+    def _supervised_subject(self, name: str) -> Subject:
+        fitting = replace(SUPERVISED, epochs=self.request.epochs.get("supervised", SUPERVISED.epochs))
+        return Subject(name, lambda: self._supervised(fitting), details={"supervised": asdict(fitting)})
+
+    def _supervised(self, fitting: Fitting) -> Encoder:
         """The run's network from its initial weights, trained with the labels of the images that its clients hold."""
         encoder = self.run.random_encoder().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         images = self.run.dataset.train.select(np.sort(np.concatenate(self.run.partition.clients)))
         LabelledData(self.run.dataset.name, images, images).check()
-        fitting = replace(SUPERVISED, epochs=self.request.epochs.get("supervised", SUPERVISED.epochs))
         train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.watch)
         return encoder  # type: ignore[no-any-return]
 

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from torch import Tensor
 
+from fedssl.data.partition import IntArray
 from fedssl.errors import FedsslError
-from fedssl.evaluation.bench import Bench, FeatureKind
+from fedssl.evaluation.bench import Bench, FeatureKind, LabelledData
 from fedssl.evaluation.features import Watch, unwatched
 from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.knn import knn_predictions
@@ -88,7 +88,7 @@ class SemiSupervised(Protocol):
     frozen: ClassVar[bool] = False
 
     def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions:
-        chosen = self._labelled(bench)
+        chosen = self.labelled(bench.data)
         fitting = Fitting(self.epochs, self.batch_size, self.lr)
         data, facts = bench.data, {"labelled_images": len(chosen)}
         if self.trained == "head":
@@ -102,13 +102,14 @@ class SemiSupervised(Protocol):
         model = fine_tuned(backbone, images, head, fitting, seed, watch)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
 
-    def _labelled(self, bench: Bench) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if bench.data.labelled is None:
-            raise FedsslError(f"{bench.data.name}: no labelled images are known for semi-supervised evaluation")
-        chosen = bench.data.labelled(self.fraction)
+    def labelled(self, data: LabelledData) -> IntArray:
+        """The numbers of the training images to learn from; refuses too few, and images that are not unseen."""
+        if data.labelled is None:
+            raise FedsslError(f"{data.name}: no labelled images are known for semi-supervised evaluation")
+        chosen = data.labelled(self.fraction)
         if len(chosen) < 2:
             raise FedsslError(
-                f"{bench.data.name}: {100 * self.fraction:g} % of its training images are {len(chosen)}: too few to "
+                f"{data.name}: {100 * self.fraction:g} % of its training images are {len(chosen)}: too few to "
                 "fine-tune on; take a larger fraction or more images"
             )
         return chosen

@@ -69,7 +69,8 @@ class LiveEvaluationView(EvaluationView):
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        self.bars = Progress(*columns, console=console or Console(), transient=True)
+        # By default rich forgets steps older than 30 s; one of ours may take minutes.
+        self.bars = Progress(*columns, console=console or Console(), transient=True, speed_estimate_period=3600)
 
     def __enter__(self) -> Self:
         self.bars.__enter__()
@@ -114,10 +115,12 @@ def headline_table(entries: list[dict[str, Any]]) -> Table:
     """What a person wants to know: accuracy with its interval or spread, for each encoder and protocol."""
     data, variant = entries[0]["data"], entries[0]["variant"]
     images = next((entry["n"] for entry in entries if entry["test_images"] == "all"), 0)
-    table = Table(title=f"Accuracy on {images:,} test images of {data} ({variant} protocols)", title_justify="left")
+    seeds = max(entry["seeds"] for entry in entries)
+    about = f"{variant} protocols" + (f", {seeds} seeds" if seeds > 1 else "")
+    table = Table(title=f"Accuracy on {images:,} test images of {data} ({about})", title_justify="left")
     for column in ("encoder", "protocol", "BatchNorm"):
         table.add_column(column, no_wrap=True)
-    for column in ("accuracy, %", "95 % or ± over"):
+    for column in ("accuracy, %", "95 %, ± over"):
         table.add_column(column, justify="right", no_wrap=True)
     encoders = list(dict.fromkeys(_encoder(entry) for entry in entries))
     for entry in sorted(entries, key=lambda entry: (encoders.index(_encoder(entry)), entry["protocol"])):
@@ -136,10 +139,7 @@ def _basis(entry: dict[str, Any]) -> str:
     if entry["interval_95"] is not None:
         low, high = entry["interval_95"]
         return f"{100 * low:.1f}–{100 * high:.1f}"
-    seeds = f"{entry['seeds']} seeds"
-    if entry["clients"]:
-        return f"{entry['clients']} clients" + (f" x {seeds}" if entry["seeds"] > 1 else "")
-    return seeds
+    return f"{entry['clients']} clients" if entry["clients"] else f"{entry['seeds']} seeds"
 
 
 def clients_tables(results: list[Result]) -> list[Table]:

@@ -115,11 +115,13 @@ def test_load_encoder_gives_the_features_that_were_evaluated(finished):
         features = encoder(pixels)
         torch.testing.assert_close(features, encoder(pixels.float() / 255))
     assert features.shape == (40, encoder.feature_size)
-    from fedssl.evaluation.knn import knn_accuracy
+    from fedssl.evaluation.knn import knn_predictions
 
     with torch.no_grad():
         train = encoder(parts.dataset.train.pixels)
-    accuracy = knn_accuracy(train, parts.dataset.train.labels, features, parts.dataset.test.labels, k=20)
+    options = {"k": 20, "temperature": 0.1, "num_classes": 10}
+    classes = knn_predictions(train, parts.dataset.train.labels, features, **options)
+    accuracy = (classes == parts.dataset.test.labels).double().mean().item()
     assert accuracy == pytest.approx(finished.summary["final"]["knn"])
 
 

@@ -20,6 +20,7 @@ from fedssl.evaluation.results import headline
 from fedssl.evaluation.score import wilson_interval
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
+from fedssl.reports.run_folder import RunFolder
 from fedssl.weights import Weights
 
 SMALL = {
@@ -159,6 +160,13 @@ def test_standalone_every_client_is_evaluated(tmp_path):
     assert (entry["accuracy"], entry["sd"]) == pytest.approx((final["knn"], final["knn_sd"]))
 
 
+def test_standalone_without_a_finished_round_is_refused(tmp_path):
+    run = make_run(tmp_path / "run", "smoke+standalone", rounds=1)
+    (run / "rounds.jsonl").write_text((run / "rounds.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(FedsslError, match="finished no round, its clients have no encoders"):
+        evaluate(run, Request(protocols=("knn",)))
+
+
 def test_centralised_is_the_same_path(tmp_path):
     run = make_run(tmp_path / "run", "smoke+centralised")
     results = evaluate(run, Request(protocols=("linear",), clients=True, batchnorm="running", epochs=QUICK))
@@ -195,10 +203,11 @@ def test_local_batchnorm_is_evaluated_reestimated(tmp_path):
 
 
 def test_lines_and_headline(run):
+    assert RunFolder(run).read_evaluations() == []
     before = json.loads((run / "summary.json").read_text())
     evaluate(run, Request(protocols=("knn",), batchnorm="running"))
     evaluate(run, Request(protocols=("knn", "linear"), batchnorm="running", epochs=QUICK))
-    lines = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    lines = RunFolder(run).read_evaluations()
     assert [line["protocol"] for line in lines] == ["knn", "knn", "linear"]
     line = lines[2]
     assert (line["n"], line["seed"], line["variant"], line["fedssl"]) == (40, 0, "paper", "0.1.0")

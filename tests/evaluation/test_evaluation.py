@@ -10,10 +10,10 @@ from fedssl.data.synthetic import synthetic_images
 from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
-from fedssl.evaluation.linear_probe import linear_probe_predictions
+from fedssl.evaluation.linear_probe import NAME, fit_linear, linear_probe_predictions
 from fedssl.evaluation.monitor import Monitor
 from fedssl.evaluation.protocols import KNN, Linear
-from fedssl.evaluation.training import Fitting
+from fedssl.evaluation.training import Fitting, fit
 from fedssl.networks.backbones import convnet
 from fedssl.networks.heads import Encoder
 
@@ -67,6 +67,19 @@ def test_linear_probe_separates_what_is_separable_and_only_that():
     blind = probe_accuracy(noise[:200], labels[:200], noise[200:], labels[200:], epochs=60, batch_size=50)
     assert good == 1.0
     assert blind < 0.55
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_linear_probe_takes_the_steps_that_autograd_would(shuffle):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(50, 8, generator=generator), torch.randint(0, 5, (50,), generator=generator)
+    ours, theirs = nn.Linear(8, 5), nn.Linear(8, 5)
+    theirs.load_state_dict(ours.state_dict())
+    fitting = Fitting(epochs=3, batch_size=16, lr=0.01, shuffle=shuffle)  # the last batch has two images
+    fit_linear(ours, x, y, fitting, seed=0)
+    fit(theirs, lambda chosen: x[chosen], y, fitting, 0, NAME)
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-4, atol=1e-5)
 
 
 def test_linear_probe_is_reproducible_by_seed():

@@ -1,6 +1,6 @@
-"""Supervised training with labels: the one loop behind the linear probe, fine-tuning and the supervised baseline."""
+"""Training with labels: the order of images, and the loop behind fine-tuning and the supervised baseline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,13 @@ class Fitting:
     lr: float
     shuffle: bool = True
 
+    def batches(self, count: int, seed: int, name: str) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """For every epoch, counted from 1: the numbers of its images, batch by batch."""
+        stream, in_order = torch_stream(seed, name, "order"), torch.arange(count)
+        for epoch in range(1, self.epochs + 1):
+            order = torch.randperm(count, generator=stream) if self.shuffle else in_order
+            yield epoch, torch.split(order, self.batch_size)
+
 
 def fit(
     model: nn.Module,
@@ -33,15 +40,12 @@ def fit(
 ) -> None:
     """Trains in place and leaves the modes as they were; `inputs` gives the batch of these images' numbers."""
     optimizer = torch.optim.Adam(model.parameters(), lr=fitting.lr, fused=True)
-    stream = torch_stream(seed, name, "order")
-    in_order = torch.arange(len(labels))
     labels = labels.to(device_of(model))
     # BatchNorm cannot normalise a batch of one image: such a rest is left out.
     smallest = 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()) else 1
     with mode(model, training=True), global_stream(seed, name, "dropout"):
-        for epoch in range(1, fitting.epochs + 1):
-            order = torch.randperm(len(labels), generator=stream) if fitting.shuffle else in_order
-            for chosen in torch.split(order, fitting.batch_size):
+        for epoch, batches in fitting.batches(len(labels), seed, name):
+            for chosen in batches:
                 if len(chosen) < smallest:
                     continue
                 loss = F.cross_entropy(model(inputs(chosen)), labels[chosen.to(labels.device)])

@@ -1,4 +1,4 @@
-"""The run folder: config.toml, environment.json, partition.json, rounds.jsonl, encoder.safetensors, summary.json."""
+"""The run folder: config.toml, environment.json, partition.json, rounds.jsonl, metrics.csv, encoder, summary.json."""
 
 import json
 import os
@@ -7,6 +7,8 @@ from typing import Any
 
 from fedssl.errors import FedsslError
 from fedssl.files import write_atomically
+from fedssl.reports.metrics import append_csv
+from fedssl.reports.run_record import read_rounds
 
 
 class RunFolder:
@@ -54,9 +56,10 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        append_csv(self.path / "metrics.csv", record)
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+        return read_rounds(self.path / "rounds.jsonl")
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")

@@ -310,5 +310,7 @@ def test_without_a_browser_the_browser_check_says_what_to_do(monkeypatch):
 
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CHROME", raising=False)
-    with pytest.raises(BrowserError, match=r"no Chromium or Chrome on the PATH: install one .* pytest -m 'not browser'"):
+    with pytest.raises(
+        BrowserError, match=r"no Chromium or Chrome on the PATH: install one .* pytest -m 'not browser'"
+    ):
         find_browser()

@@ -95,9 +95,8 @@ def tiles(record: RunRecord) -> list[Tile]:
             found.append(Tile(label, value, gain))
     if summary.get("mean_mu") is not None:
         share = summary.get("ema_share")
-        note = "share of its own weights that a client kept" + (
-            "" if share is None else f"; {percent(share)} EMA updates"
-        )
+        often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
+        note = f"share of its own weights that a client kept{often}"
         found.append(Tile("Mean mu", number(summary["mean_mu"]), note))
     done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
     found.append(

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from runs import CONFIG, changed, write_run
 
 TINY = [
     *("--set", "data.train_images=80", "--set", "data.test_images=40", "--set", "data.image_size=16"),
@@ -32,11 +33,11 @@ def fedssl(*arguments, **options):
 def test_help_names_every_command_and_is_quick_to_import():
     code, out, _ = fedssl("--help")
     assert code == 0
-    for word in ("run", "demo", "evaluate", "presets", "methods", "rules", "data"):
+    for word in ("run", "demo", "evaluate", "report", "compare", "ls", "presets", "methods", "rules", "data"):
         assert f"\n  {word} " in out
-    probe = "import sys; import fedssl.cli; print('torch' in sys.modules)"
+    probe = "import sys; import fedssl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "False", "--help must not wait for torch"
+    assert shown.strip() == "[]", "--help must not wait for torch"
 
 
 def test_run_prints_progress_result_and_folder(tmp_path):
@@ -69,6 +70,11 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["run", "cifar10-cpu"], "fedssl data fetch cifar10"),
         (["data", "fetch", "cifar11"], "cifar11"),
         (["data", "fetch", "cifar10", "--from", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["report", "a", "b"], "say where to write it with -o report.html"),
+        (["report", ".", "-o", "r.html"], "not a run folder (config.toml is missing)"),
+        (["compare", ".", "."], "not a run folder (config.toml is missing)"),
+        (["ls", "nowhere"], "nowhere: there is no such folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
@@ -128,10 +134,74 @@ def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
     assert "SYNTHETIC" in result.output
     assert used["preset"] == "cifar10-cpu"
     assert used["overrides"]["data.name"] == "synthetic"
+    assert f"report: {tmp_path / 'demo' / 'report.html'}" in result.output
+    assert "<h1>BYOL with FedEMA on synthetic images</h1>" in (tmp_path / "demo" / "report.html").read_text()
     monkeypatch.setattr("fedssl.data.datasets.fetch", lambda *a: tmp_path)
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "real")])
     assert "SYNTHETIC" not in result.output
     assert used["overrides"] == {}
+
+
+def test_report_compare_and_list_of_runs(tmp_path):
+    first = write_run(tmp_path / "runs" / "first")
+    second = write_run(tmp_path / "runs" / "second", config=changed(CONFIG, update_rule__tau=0.5))
+    code, out, err = fedssl("compare", str(first), str(second))
+    assert (code, err) == (0, "")
+    assert ["update_rule.tau", "0.7", "0.5"] in [line.split() for line in out.splitlines()]
+    code, out, err = fedssl("ls", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "25.0 % → 37.5 %" in out
+    code, out, err = fedssl("report", str(first), str(second), "--images", "0", "-o", str(tmp_path / "r.html"))
+    assert code == 0, err
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'r.html'}"
+    assert "first: Nearest neighbours (asked for with --images 0)" in out
+    assert "2 runs compared" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "out", "message"),
+    [
+        ('{"round": 0, "clients": []}\n{"rou', "r.html", "rounds.jsonl, line 2: damaged"),
+        (None, "missing/r.html", "the folder missing does not exist"),
+    ],
+)
+def test_a_report_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, damage, out, message):
+    run = write_run(tmp_path / "run")
+    if damage:
+        (run / "rounds.jsonl").write_text(damage)
+    code, _, err = fedssl("report", "run", "-o", out, cwd=tmp_path)
+    assert code == 2
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("**/*.html"))
+
+
+def test_compare_and_ls_need_no_torch():
+    """Listing runs should answer at once."""
+    probe = "import sys; import fedssl.reports.tables; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False"
+
+
+def test_run_with_tensorboard_writes_event_files(tmp_path):
+    code, _, err = fedssl("run", "smoke", *TINY, "--set", "rounds=1", "--tensorboard", "--out", str(tmp_path / "run"))
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))) == 1
+
+
+def test_run_with_a_logger_that_is_not_installed_says_so_before_training(tmp_path):
+    blocked = tmp_path / "blocked" / "wandb"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('no wandb here', name='wandb')")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "blocked"), os.environ.get("PYTHONPATH", "")])
+    }
+    command = [sys.executable, "-m", "fedssl", "run", "smoke", "--wandb", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: --wandb: wandb is not installed: pip install 'fedssl[wandb]'\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_data_fetch_from_a_local_archive(tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import csv
 import json
 import tomllib
 
@@ -46,6 +47,7 @@ def test_run_folder_has_everything(finished):
         "config.toml",
         "encoder.safetensors",
         "environment.json",
+        "metrics.csv",
         "partition.json",
         "rounds.jsonl",
         "summary.json",
@@ -65,6 +67,16 @@ def test_rounds_are_recorded_for_every_client(finished):
     assert [client["mu"] for client in rounds[1]["clients"]] == pytest.approx([0.7] * 4)
     assert all(client["divergence"] > 0 for client in rounds[1]["clients"])
     assert (rounds[0]["ema_share"], rounds[1]["ema_share"]) == (0.0, 1.0)
+
+
+def test_metrics_csv_agrees_with_the_rounds(finished):
+    rows = list(csv.DictReader((finished.folder / "metrics.csv").open()))
+    records = RunFolder(finished.folder).read_rounds()
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    for name in ("loss", "mu", "ema_share", "knn", "linear"):
+        values = [record.get(name) for record in records]
+        assert [row[name] for row in rows] == ["" if value is None else str(value) for value in values]
+    assert sum(int(row["bytes_up"]) for row in rows) == finished.summary["bytes_up"]
 
 
 def test_summary(finished):
@@ -267,6 +279,42 @@ def test_ctrl_c_keeps_the_finished_rounds(tmp_path):
     assert summary["status"] == "interrupted"
     assert len(RunFolder(tmp_path / "run").read_rounds()) == 2
     assert fedssl.load_encoder(tmp_path / "run").feature_size == 32
+
+
+class Noting:
+    def __init__(self):
+        self.seen = []
+
+    def start(self, folder, config):
+        self.seen.append((folder.name, config["rounds"]))
+
+    def log_round(self, record):
+        self.seen.append(record)
+
+    def finish(self, summary):
+        self.seen.append(summary)
+
+
+def test_loggers_get_every_round_and_the_summary(tmp_path):
+    logger = Noting()
+    report = load("smoke", TINY).run(tmp_path / "run", loggers=[logger])
+    start, *records, summary = logger.seen
+    assert start == ("run", 2)
+    assert records == RunFolder(report.folder).read_rounds()
+    assert summary == report.summary
+
+
+def test_a_logger_that_fails_does_not_stop_the_run_and_is_reported_once(tmp_path):
+    class Down(Noting):
+        def log_round(self, record):
+            raise TimeoutError("no answer")
+
+    view, logger = Recorder(), Down()
+    report = load("smoke", TINY).run(tmp_path / "run", view, [logger])
+    assert report.summary["status"] == "finished"
+    said = [line for line in view.lines if "failed" in line]
+    assert said == ["warning: Down failed (TimeoutError: no answer); the run goes on"]
+    assert logger.seen[-1]["status"] == "finished"
 
 
 def test_device_auto_is_usable():

@@ -1,6 +1,7 @@
 """The `fedssl` command; thin: it parses, calls the library and prints."""
 
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="run folder; must be new or empty  [default: runs/PRESET-TIME]")
     ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write event files for TensorBoard")] = False,
+    wandb: Annotated[bool, typer.Option("--wandb", help="also log to Weights & Biases")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="also log to MLflow")] = False,
 ) -> None:
     """Train: federated rounds with evaluation, into a run folder.
 
@@ -43,7 +47,9 @@ def run(
     """
     from fedssl.presets import parse_override
 
-    _train(preset, dict(parse_override(text) for text in settings or []), out or _new_folder(Path(preset).stem))
+    asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    overrides = dict(parse_override(text) for text in settings or [])
+    _train(preset, overrides, out or _new_folder(Path(preset).stem), [name for name, on in asked.items() if on])
 
 
 @app.command()
@@ -64,15 +70,18 @@ def demo(
             f"{error}\nThe demo goes on with SYNTHETIC images: its numbers say nothing about CIFAR-10.", fg="yellow"
         )
         overrides = {"data.name": "synthetic", "data.train_images": 10000, "data.test_images": 2000}
-    _train("cifar10-cpu", overrides, out or _new_folder("demo"))
+    folder = out or _new_folder("demo")
+    _train("cifar10-cpu", overrides, folder)
+    _write_report([folder], folder / "report.html")
 
 
-def _train(preset: str, overrides: dict[str, Any], folder: Path) -> None:
+def _train(preset: str, overrides: dict[str, Any], folder: Path, loggers: Sequence[str] = ()) -> None:
     from fedssl.experiment import load
+    from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
 
     try:
-        report = load(preset, overrides).run(folder, make_view())
+        report = load(preset, overrides).run(folder, make_view(), make_loggers(loggers))
     except KeyboardInterrupt:
         typer.echo(f"stopped: the finished rounds are in {folder}", err=True)
         raise typer.Exit(130) from None
@@ -179,6 +188,58 @@ def _evaluate(folder: Path, request: Any) -> None:
     console = Console()
     console.print(headline_table(headline(results)), *(clients_tables(results) if request.clients else []), sep="\n")
     typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="run folders; several are shown side by side")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="the file  [default: report.html in the run]")] = None,
+    images: Annotated[
+        int, typer.Option(min=0, help="test images to look at; 0 leaves out what needs images and encoders")
+    ] = 10_000,
+) -> None:
+    """One HTML file with all that happened in a run, for people who were not there; opens without a network.
+
+    Examples:
+
+      fedssl report runs/demo
+
+      fedssl report runs/fedema runs/fedbyol -o report.html
+    """
+    if out is None and len(runs) > 1:
+        raise FedsslError("several runs, one report: say where to write it with -o report.html")
+    _write_report(runs, out or runs[0] / "report.html", images)
+
+
+def _write_report(runs: list[Path], out: Path, images: int = 10_000) -> None:
+    from fedssl.report import write_report
+
+    left_out = write_report(runs, out, images=images, say=lambda text: typer.echo(text, err=True))
+    for line in left_out:
+        typer.secho(f"left out: {line}", fg="yellow")
+    typer.echo(f"report: {out}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="two or more run folders")],
+) -> None:
+    """The settings that differ between runs, and their results, as a table."""
+    from fedssl.reports.run_record import RunRecord
+    from fedssl.reports.tables import print_comparison
+
+    print_comparison([RunRecord.read(path) for path in runs])
+
+
+@app.command("ls")
+def list_folder(
+    folder: Annotated[Path, typer.Argument(help="a folder with run folders in it")] = Path("runs"),
+) -> None:
+    """The runs in a folder, one line each."""
+    from fedssl.reports.listing import list_runs
+    from fedssl.reports.tables import print_list
+
+    print_list(list_runs(folder))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedssl.networks.backbones import feature_size
 from fedssl.presets import load_config
 from fedssl.reports.encoder_file import save_encoder
 from fedssl.reports.environment import describe_environment
+from fedssl.reports.loggers import Guarded, Logger
 from fedssl.reports.progress import QuietView, View
 from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.warnings import RunWarnings
@@ -42,7 +43,7 @@ class Experiment:
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def run(self, folder: str | Path, view: View | None = None) -> RunReport:
+    def run(self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = ()) -> RunReport:
         """Trains, evaluates and writes the run folder. Ctrl-C keeps what the finished rounds gave."""
         if self.config.run.threads:
             torch.set_num_threads(self.config.run.threads)
@@ -52,7 +53,9 @@ class Experiment:
         run_folder.write_environment(describe_environment(parts.device))
         parts.partition.save(run_folder.partition, self.config.partition.name, self.config.partition.settings)
         with view or QuietView() as shown:
-            return _Running(self.config, parts, run_folder, shown).run()
+            guarded = Guarded(loggers, shown.say)
+            guarded.start(run_folder.path, self.config.as_raw())
+            return _Running(self.config, parts, run_folder, shown, guarded).run()
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -63,8 +66,8 @@ def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
 class _Running:
     """The course of one run: what `Experiment.run` does between opening and closing the run folder."""
 
-    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View) -> None:
-        self.config, self.parts, self.folder, self.view = config, parts, folder, view
+    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, logger: Logger) -> None:
+        self.config, self.parts, self.folder, self.view, self.logger = config, parts, folder, view, logger
         self.store = ClientStore(folder.clients)
         self.warnings = RunWarnings()
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
@@ -90,6 +93,7 @@ class _Running:
             summary = self._summary(status, state, results)
             save_encoder(self.folder.encoder, self._encoder_weights(state), self._about(state))
             self.folder.write_summary(summary)
+            self.logger.finish(summary)
         return RunReport(self.folder.path, summary)
 
     def _after_round(self, outcome: Round, results: dict[str, Any]) -> None:
@@ -105,6 +109,7 @@ class _Running:
     def _record(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         self.folder.append_round(record)
+        self.logger.log_round(record)
         self.view.round_finished(record)
         for warning in self.warnings.check(record):
             self.view.say(f"warning: {warning}")

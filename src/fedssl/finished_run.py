@@ -1,6 +1,5 @@
 """A run folder read back: its config, records and partition, the images it was made with, and its encoders."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_json
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class FinishedRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        return self._json("summary.json")
+        return read_json(self.folder.path / "summary.json")
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return self._json("environment.json")
+        return read_json(self.folder.path / "environment.json")
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -101,11 +101,3 @@ class FinishedRun:
             first = str(error).splitlines()[1].strip()
             raise FedsslError(f"{path}: belongs to another network than config.toml says: {first}") from None
         return encoder
-
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder.path / name
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FedsslError(f"{path}: cannot be read ({error})") from None
-        return content

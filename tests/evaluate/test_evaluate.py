@@ -20,7 +20,7 @@ from fedssl.evaluation.results import headline
 from fedssl.evaluation.score import wilson_interval
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
-from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_lines
 from fedssl.weights import Weights
 
 SMALL = {
@@ -203,11 +203,11 @@ def test_local_batchnorm_is_evaluated_reestimated(tmp_path):
 
 
 def test_lines_and_headline(run):
-    assert RunFolder(run).read_evaluations() == []
+    assert not (run / "evaluation.jsonl").exists()
     before = json.loads((run / "summary.json").read_text())
     evaluate(run, Request(protocols=("knn",), batchnorm="running"))
     evaluate(run, Request(protocols=("knn", "linear"), batchnorm="running", epochs=QUICK))
-    lines = RunFolder(run).read_evaluations()
+    lines = read_lines(run / "evaluation.jsonl")
     assert [line["protocol"] for line in lines] == ["knn", "knn", "linear"]
     line = lines[2]
     assert (line["n"], line["seed"], line["variant"], line["fedssl"]) == (40, 0, "paper", "0.1.0")

@@ -1,4 +1,4 @@
-"""The run folder: config.toml, environment.json, partition.json, rounds.jsonl, encoder.safetensors, summary.json."""
+"""The run folder: config.toml, environment.json, partition.json, rounds.jsonl, metrics.csv, encoder, summary.json."""
 
 import json
 import os
@@ -7,6 +7,8 @@ from typing import Any
 
 from fedssl.errors import FedsslError
 from fedssl.files import write_atomically
+from fedssl.reports.metrics import append_csv
+from fedssl.reports.run_record import read_rounds
 
 
 class RunFolder:
@@ -55,25 +57,20 @@ class RunFolder:
     def append_round(self, record: dict[str, Any]) -> None:
         """One line a round, on disk before the next round starts."""
         self._append("rounds.jsonl", record)
+        append_csv(self.path / "metrics.csv", record)
 
     def append_evaluation(self, record: dict[str, Any]) -> None:
         """One line a result of `fedssl evaluate`."""
         self._append("evaluation.jsonl", record)
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        return self._read_lines("rounds.jsonl")
-
-    def read_evaluations(self) -> list[dict[str, Any]]:
-        return self._read_lines("evaluation.jsonl") if (self.path / "evaluation.jsonl").exists() else []
+        return read_rounds(self.path / "rounds.jsonl")
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def _read_lines(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / name).read_text(encoding="utf-8").splitlines()]
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")

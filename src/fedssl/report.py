@@ -1,0 +1,177 @@
+"""A report: run folders in, one HTML file out; what cannot be shown is named with the reason, never an empty figure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedssl import __version__
+from fedssl.errors import FedsslError
+from fedssl.files import write_atomically
+from fedssl.finished_run import FinishedRun
+from fedssl.reports import run_figures, words
+from fedssl.reports.compare import (
+    differing_settings,
+    evaluation_interval,
+    evaluation_label,
+    evaluation_value,
+    flatten,
+    percent,
+    results,
+    setting_text,
+)
+from fedssl.reports.metrics import COLUMNS, metrics_of
+from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
+from fedssl.reports.run_record import RunRecord, Table
+from fedssl.run_images import RunImages
+
+Say = Callable[[str], None]
+LeftOut = list[tuple[str, str]]
+
+
+def write_report(
+    runs: Sequence[str | Path], out: str | Path, *, images: int = 10_000, say: Say | None = None
+) -> list[str]:
+    """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
+
+    `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out.
+    """
+    out = Path(out)
+    if not out.parent.is_dir():
+        raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
+    if out.is_dir():
+        raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
+    records = [RunRecord.read(path) for path in runs]
+    pages = [_run_page(record, f"run{number}", images, say or _silent) for number, record in enumerate(records, 1)]
+    html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
+    try:
+        write_atomically(out, html)
+    except OSError as error:
+        raise FedsslError(f"{out}: cannot be written: {error.strerror}") from None
+    several = len(pages) > 1
+    return [
+        f"{f'{page.name}: ' if several else ''}{title} ({reason})" for page in pages for title, reason in page.left_out
+    ]
+
+
+def _silent(text: str) -> None:
+    """Progress that nobody watches."""
+
+
+def _run_page(record: RunRecord, prefix: str, images: int, say: Say) -> RunPage:
+    left_out: LeftOut = []
+    looked = _RunLooks(record, prefix, images, left_out, say)
+    sections = [
+        Section(f"{prefix}-learning", "Did it learn?", "", _made(run_figures.LEARNING, record, prefix, left_out)),
+        looked.encoder_section(),
+        Section(f"{prefix}-clients", "What the clients did", "", _made(run_figures.CLIENTS, record, prefix, left_out)),
+        looked.data_section(),
+        Section(f"{prefix}-cost", "What it cost", "", _made(run_figures.COST, record, prefix, left_out)),
+    ]
+    head, rows = _round_rows(record)
+    return RunPage(
+        id=prefix,
+        name=record.name,
+        title=words.headline(record),
+        story=words.story(record, looked.num_classes),
+        tiles=words.tiles(record),
+        warnings=words.warnings(record),
+        sections=[section for section in sections if section.figures],
+        evaluation=[_evaluation_row(line) for line in record.evaluation],
+        settings=run_figures.settings_rows(record.config),
+        rounds_head=head,
+        rounds=rows,
+        environment=[(key, _text(value)) for key, value in flatten(record.environment).items()],
+        left_out=left_out,
+    )
+
+
+class _RunLooks:
+    """The figures of one run that need its images; without images or encoder they are left out, with the reason."""
+
+    def __init__(self, record: RunRecord, prefix: str, images: int, left_out: LeftOut, say: Say) -> None:
+        self.prefix, self.left_out = prefix, left_out
+        self.num_classes: int | None = None
+        self.looks: RunImages | None = None
+        if not images:
+            self.reason = "asked for with --images 0"
+            return
+        say(f"{record.name}: looking at images and features")
+        try:
+            self.looks = RunImages.of(FinishedRun.open(record.path), images)
+            self.num_classes = self.looks.num_classes
+        except FedsslError as error:
+            self.reason = str(error)
+
+    def data_section(self) -> Section:
+        figures = self._made({"Who holds what": "holdings", "What a client trains on": "views"})
+        return Section(f"{self.prefix}-data", "The data", "", figures)
+
+    def encoder_section(self) -> Section:
+        titles = {
+            "Test images in feature space, PCA": "pca_map",
+            "Test images in feature space, t-SNE": "tsne_map",
+            "Which classes are confused": "confusion",
+            "Nearest neighbours": "neighbours",
+        }
+        return Section(f"{self.prefix}-encoder", "What the encoder sees", "", self._made(titles))
+
+    def _made(self, titles: dict[str, str]) -> tuple[Figure, ...]:
+        if self.looks is None:
+            self.left_out += [(title, self.reason) for title in titles]
+            return ()
+        looks = self.looks
+        return _collect(((title, getattr(looks, name)) for title, name in titles.items()), self.left_out, self.prefix)
+
+
+def _made(
+    makers: dict[str, run_figures.Maker], record: RunRecord, prefix: str, left_out: LeftOut
+) -> tuple[Figure, ...]:
+    return _collect(((title, partial(make, record)) for title, make in makers.items()), left_out, prefix)
+
+
+def _collect(
+    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str
+) -> tuple[Figure, ...]:
+    figures = []
+    for title, make in makers:
+        try:
+            figures.append(make(prefix))
+        except FedsslError as error:
+            left_out.append((title, str(error)))
+    return tuple(figures)
+
+
+def _comparison(records: Sequence[RunRecord]) -> Comparison:
+    story = "The settings that differ, the results, and the curves on one axis; each run by itself is further down."
+    chance = "A difference between two single runs may be chance: repeat them with other seeds before believing it."
+    return Comparison(
+        [story, chance],
+        [record.name for record in records],
+        [(row.label, *row.values) for row in differing_settings([record.config for record in records])],
+        [(row.label, *row.values) for row in results(records)],
+        run_figures.comparison(records),
+    )
+
+
+def _round_rows(record: RunRecord) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of rounds; a column that no round has is left out."""
+    rounds = [metrics_of(one) for one in record.rounds]
+    head = [name for name in COLUMNS if any(name in one for one in rounds)]
+    return head, [[f"{one[name]:.6g}" if name in one else "" for name in head] for one in rounds]
+
+
+def _evaluation_row(line: Table) -> tuple[str, ...]:
+    value = evaluation_value(line)
+    count, seed = line.get("n", line.get("images", "")), line.get("seed", "")
+    return (
+        evaluation_label(line),
+        "" if value is None else percent(value),
+        evaluation_interval(line),
+        str(count),
+        str(seed),
+    )
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else setting_text(value)

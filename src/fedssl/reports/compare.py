@@ -1,0 +1,147 @@
+"""Runs beside each other: which settings differ, and what came out."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedssl.reports.run_record import RunRecord, Table
+
+NOT_SET = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting or result with a text for each run."""
+
+    label: str
+    values: tuple[str, ...]
+
+
+def flatten(config: Table, prefix: str = "") -> dict[str, Any]:
+    """{"update_rule": {"tau": 0.7}} -> {"update_rule.tau": 0.7}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def setting_text(value: Any) -> str:
+    """A setting as it would be written in a config."""
+    if value is None:
+        return NOT_SET
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+def differing_settings(configs: Sequence[Table]) -> list[Row]:
+    """The settings that are not the same in all configs, in the order in which they are first met."""
+    flat = [flatten(config) for config in configs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    rows = [Row(key, tuple(setting_text(one.get(key)) for one in flat)) for key in keys]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def results(records: Sequence[RunRecord]) -> list[Row]:
+    """First and last accuracy, mean mu, cost, and what was evaluated later; rows that nobody has are left out."""
+    columns: list[tuple[str, Callable[[RunRecord], str]]] = [
+        ("status", lambda r: r.status),
+        ("rounds", lambda r: str(r.summary.get("rounds", len(r.trained)))),
+        ("kNN, random init", lambda r: percent(r.first("knn"))),
+        ("kNN, trained", lambda r: _with_spread(r, "knn")),
+        ("kNN, BatchNorm re-estimated", lambda r: _with_spread(r, "knn_reestimated")),
+        ("linear probe, random init", lambda r: percent(r.first("linear"))),
+        ("linear probe, trained", lambda r: _with_spread(r, "linear")),
+        ("mean mu", lambda r: number(r.summary.get("mean_mu"))),
+        ("share of EMA updates", lambda r: percent(r.summary.get("ema_share"))),
+        ("last loss", lambda r: number(r.summary.get("final_loss"))),
+        ("time", lambda r: duration(r.summary.get("seconds"))),
+        ("sent, up + down", lambda r: traffic(r.summary)),
+    ]
+    rows = [Row(label, tuple(text(record) for record in records)) for label, text in columns]
+    return [row for row in rows + _evaluation_rows(records) if set(row.values) != {NOT_SET}]
+
+
+def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:
+    found = [dict(evaluation_results(record.evaluation)) for record in records]
+    labels = dict.fromkeys(label for one in found for label in one)
+    return [Row(label, tuple(one.get(label, NOT_SET) for one in found)) for label in labels]
+
+
+def evaluation_results(lines: Sequence[Table]) -> list[tuple[str, str]]:
+    """(what was evaluated, result) for the lines of evaluation.jsonl; several seeds of one thing become mean ± sd."""
+    groups: dict[str, list[Table]] = {}
+    for line in lines:
+        if evaluation_value(line) is not None:
+            groups.setdefault(evaluation_label(line), []).append(line)
+    return [(label, _evaluation_text(group)) for label, group in groups.items()]
+
+
+def evaluation_label(line: Table) -> str:
+    named = [line[key] for key in ("protocol", "variant", "encoder", "labels", "fraction") if key in line]
+    return ", ".join(str(part) for part in named if part not in (None, "")) or "evaluation"
+
+
+def evaluation_value(line: Table) -> float | None:
+    for key in ("accuracy", "value", "score"):
+        if isinstance(line.get(key), int | float):
+            return float(line[key])
+    return None
+
+
+def evaluation_interval(line: Table) -> str:
+    """`41.0–43.2 %` where a line has an interval under one of the names in use, else nothing."""
+    interval = line.get("interval")
+    if isinstance(interval, dict):
+        low, high = interval.get("low"), interval.get("high")
+    elif isinstance(interval, list | tuple) and len(interval) == 2:
+        low, high = interval
+    else:
+        low, high = line.get("low"), line.get("high")
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return ""
+    return f"{100 * low:.1f}–{100 * high:.1f} %"
+
+
+def _evaluation_text(group: list[Table]) -> str:
+    values = [value for value in map(evaluation_value, group) if value is not None]
+    if len(values) > 1:
+        return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f} % (n = {len(values)})"
+    interval = evaluation_interval(group[0])
+    return percent(values[0]) + (f" ({interval})" if interval else "")
+
+
+def _with_spread(record: RunRecord, measure: str) -> str:
+    text, spread = percent(record.last(measure)), record.last(f"{measure}_sd")
+    return text if spread is None else text.replace(" %", f" ± {100 * spread:.1f} %")
+
+
+def percent(share: Any) -> str:
+    return NOT_SET if share is None else f"{100 * share:.1f} %"
+
+
+def number(value: Any) -> str:
+    return NOT_SET if value is None else f"{value:.3f}"
+
+
+def duration(seconds: Any) -> str:
+    """`8.2 s`, `3 min 05 s`, `2 h 14 min`."""
+    if seconds is None:
+        return NOT_SET
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float) -> str:
+    """A number of bytes in the unit that reads best (decimal: 1 MB is a million bytes)."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def traffic(summary: Table) -> str:
+    if "bytes_up" not in summary:
+        return NOT_SET
+    return size(summary["bytes_up"] + summary.get("bytes_down", 0))

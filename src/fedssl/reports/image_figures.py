@@ -1,0 +1,100 @@
+"""The figures that need images and features: who holds what, views, maps of features, confusion, neighbours."""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedssl.reports.page import Figure, Panel, Strip, Thumb
+from fedssl.reports.plots import class_legend, heat_map, point_cloud
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def holdings(prefix: str, counts: Array, names: Sequence[str]) -> Figure:
+    """counts: images of each class at each client, K x C."""
+    clients, classes = counts.shape
+    held = (counts > 0).sum(axis=1)
+    most = f"{held.min()} to {held.max()}" if held.min() != held.max() else f"{held[0]}"
+    alt = f"images of each of {classes} classes at each of {clients} clients; a client holds {most} classes"
+    drawing = heat_map(
+        f"{prefix}-holdings-plot", alt, counts, [f"client {k}" for k in range(clients)], names, ("", "class")
+    )
+    caption = f"Training images by client and class, {counts.max():,} at most. A client holds {most} classes."
+    return Figure.of(f"{prefix}-holdings", "Who holds what", caption, drawing)
+
+
+def confusion(prefix: str, matrix: Array, names: Sequence[str], about: str) -> Figure:
+    """matrix: counts, true class x named class."""
+    shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    right = 100 * np.trace(matrix) / max(matrix.sum(), 1)
+    worst = matrix * (1 - np.eye(len(matrix)))
+    true, named = divmod(int(worst.argmax()), len(matrix))
+    often = f" Most often confused: {names[true]} named {names[named]}." if worst.max() > 0 else ""
+    alt = f"confusion matrix of {len(names)} classes; {right:.1f} % are named rightly"
+    drawing = heat_map(f"{prefix}-confusion-plot", alt, shares, names, names, ("true class", "named by kNN"))
+    caption = f"In % of the images of each true class. {right:.1f} % are named rightly ({about}).{often}"
+    return Figure.of(f"{prefix}-confusion", "Which classes are confused", caption, drawing)
+
+
+def maps(
+    prefix: str, kind: str, points: dict[str, Array], classes: Array, names: Sequence[str], caption: str, axis: str
+) -> Figure:
+    """points: coordinates under the name of the encoder that gave them, random init first."""
+    panels = []
+    for number, (heading, where) in enumerate(points.items()):
+        alt = f"{kind} map of {len(where)} test images, {heading}, coloured by class"
+        drawing = point_cloud(f"{prefix}-{axis.lower()[:2]}{number}-plot", alt, where, classes, names, axis)
+        panels.append(Panel(heading, drawing.svg))
+    legend = class_legend(names)
+    identifier = f"{prefix}-map-{kind.lower().replace('-', '')}"
+    return Figure(identifier, f"Test images in feature space, {kind}", caption, tuple(panels), legend=legend, wide=True)
+
+
+def views(prefix: str, originals: Array, first: Array, second: Array, names: Sequence[str]) -> Figure:
+    """uint8 images N x C x H x W with two views of each; names: their classes."""
+    rows = {"image": originals, "view 1": first, "view 2": second}
+    strips = tuple(
+        Strip(
+            label,
+            tuple(
+                Thumb(png_uri(p), f"{label}, {name}", name if label == "image" else "")
+                for p, name in zip(pixels, names, strict=True)
+            ),
+        )
+        for label, pixels in rows.items()
+    )
+    caption = "The task of pre-training: the encoder must find the two views of an image alike. Labels are not used."
+    return Figure(f"{prefix}-views", "What a client trains on", caption, strips=strips)
+
+
+def neighbours(
+    prefix: str, queries: Array, query_names: Sequence[str], found: Array, found_names: Sequence[Sequence[str]]
+) -> Figure:
+    """queries: M test images; found: M x n training images, the most similar first."""
+    strips = []
+    for query, name, images, classes in zip(queries, query_names, found, found_names, strict=True):
+        thumbs = [Thumb(png_uri(query), f"test image, {name}", name, "query")]
+        for pixels, its in zip(images, classes, strict=True):
+            mark = "same" if its == name else "other"
+            said = "same class" if its == name else "another class"
+            thumbs.append(Thumb(png_uri(pixels), f"neighbour, {its}, {said}", its, mark))
+        strips.append(Strip("", tuple(thumbs)))
+    same = sum(its == name for name, row in zip(query_names, found_names, strict=True) for its in row)
+    total = sum(map(len, found_names))
+    caption = (
+        "Left, a test image; right, the training images whose features are most similar. Solid frame: same class; "
+        f"dashed: another. {same} of these {total} are of the same class."
+    )
+    return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
+
+
+def png_uri(pixels: Array) -> str:
+    """A uint8 image C x H x W as a data: address."""
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

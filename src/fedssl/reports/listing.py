@@ -1,0 +1,91 @@
+"""The runs in a folder, one line each; a folder that is no whole run is listed with what is wrong with it."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedssl.errors import FedsslError
+from fedssl.reports.compare import NOT_SET, duration, percent
+from fedssl.reports.run_record import RunRecord, describe_config, read_config
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of the list."""
+
+    name: str
+    what: str
+    rounds: str
+    status: str
+    knn: str
+    linear: str
+    seconds: str
+    age: str
+
+
+def list_runs(folder: str | Path) -> list[Listed]:
+    """Every run below a folder (or the folder itself, when it is one), the oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FedsslError(f"{folder}: there is no such folder: name one that has run folders in it")
+    if (folder / "config.toml").is_file():
+        return [_listed(folder)]
+    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [_listed(path) for path in sorted(found, key=lambda path: (_written(path), path.name))]
+
+
+def _listed(path: Path) -> Listed:
+    name, age = path.resolve().name, _age(time.time() - _written(path))
+    try:
+        if (path / "config.toml").is_file() and not (path / "summary.json").exists():
+            return _unfinished(path, name, age)
+        record = RunRecord.read(path)
+    except FedsslError as error:
+        reason = str(error).replace(f"{path}: ", "").replace(f"{path}/", "")
+        return Listed(name, "", "", f"broken: {reason}", "", "", "", age)
+    asked = record.config.get("rounds", "?")
+    done = record.summary.get("rounds", len(record.trained))
+    return Listed(
+        name,
+        record.title,
+        f"{done}/{asked}",
+        record.status,
+        _first_to_last(record, "knn"),
+        _first_to_last(record, "linear"),
+        duration(record.summary.get("seconds")),
+        age,
+    )
+
+
+def _unfinished(path: Path, name: str, age: str) -> Listed:
+    """A run that has not come to its end: it goes on right now, or it was killed."""
+    config, rounds = read_config(path), path / "rounds.jsonl"
+    done = 0
+    for line in rounds.read_text(encoding="utf-8", errors="replace").splitlines() if rounds.exists() else []:
+        try:
+            done = max(done, int(json.loads(line)["round"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a killed run may be torn
+    status = "no summary.json: running or killed"
+    return Listed(
+        name, describe_config(config), f"{done}/{config.get('rounds', '?')}", status, NOT_SET, NOT_SET, NOT_SET, age
+    )
+
+
+def _first_to_last(record: RunRecord, measure: str) -> str:
+    first, last = record.first(measure), record.last(measure)
+    return NOT_SET if first is None and last is None else f"{percent(first)} → {percent(last)}"
+
+
+def _written(path: Path) -> float:
+    """When the run was last written to."""
+    known = [path / name for name in ("summary.json", "rounds.jsonl", "config.toml")]
+    return max([file.stat().st_mtime for file in known if file.exists()] or [path.stat().st_mtime])
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"

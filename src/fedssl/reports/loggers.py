@@ -1,0 +1,141 @@
+"""Numbers to TensorBoard, Weights & Biases or MLflow while a run goes on; a package is needed only when asked for."""
+
+import importlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedssl.errors import FedsslError
+from fedssl.reports.compare import flatten, setting_text
+from fedssl.reports.metrics import metrics_of
+
+
+class Logger(Protocol):
+    """Receives what a run measures; never decides anything."""
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        """Before round 0, with the run folder and all settings."""
+
+    def log_round(self, record: dict[str, Any]) -> None:
+        """After every round, with the line of rounds.jsonl; round 0 is the random encoder."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """At the end, also of an interrupted run, with the content of summary.json."""
+
+
+class TensorBoardLogger:
+    """Event files in RUN/tensorboard: `tensorboard --logdir runs`."""
+
+    def __init__(self) -> None:
+        self._make = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        self._writer = self._make(log_dir=str(folder / "tensorboard"))
+        settings = "\n".join(f"    {key} = {setting_text(value)}" for key, value in flatten(config).items())
+        self._writer.add_text("config", settings)  # four blanks: code in TensorBoard's Markdown
+
+    def log_round(self, record: dict[str, Any]) -> None:
+        for name, value in _measured(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+        for client in record["clients"]:
+            for name in ("loss", "mu", "divergence", "feature_std"):
+                if client.get(name) is not None:
+                    self._writer.add_scalar(f"client {client['client']}/{name}", client[name], record["round"])
+        self._writer.flush()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        self._writer.add_text("status", str(summary["status"]))
+        self._writer.close()
+
+
+class WandbLogger:
+    """A run of Weights & Biases in the project `fedssl`; WANDB_MODE=offline keeps it on this machine."""
+
+    def __init__(self) -> None:
+        self._wandb = _package("wandb", "wandb")
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        self._run = self._wandb.init(project="fedssl", name=folder.name, dir=str(folder), config=flatten(config))
+
+    def log_round(self, record: dict[str, Any]) -> None:
+        self._run.log(_measured(record), step=record["round"])
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        self._run.summary.update(_numbers(summary) | {"status": summary["status"]})
+        self._run.finish(exit_code=0 if summary["status"] == "finished" else 1)
+
+
+class MlflowLogger:
+    """A run of MLflow in the experiment `fedssl`; MLFLOW_TRACKING_URI says where."""
+
+    def __init__(self) -> None:
+        self._mlflow = _package("mlflow", "mlflow")
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        self._mlflow.set_experiment("fedssl")
+        self._mlflow.start_run(run_name=folder.name)
+        self._mlflow.log_params({key: setting_text(value) for key, value in flatten(config).items()})
+
+    def log_round(self, record: dict[str, Any]) -> None:
+        self._mlflow.log_metrics(_measured(record), step=record["round"])
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        # A name of its own: MLflow would take "rounds" of the summary for one more point of a curve.
+        self._mlflow.log_metrics({f"summary.{name}": value for name, value in _numbers(summary).items()})
+        self._mlflow.end_run(status="FINISHED" if summary["status"] == "finished" else "KILLED")
+
+
+LOGGERS: dict[str, Callable[[], Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "wandb": WandbLogger,
+    "mlflow": MlflowLogger,
+}
+
+
+def make_loggers(names: Iterable[str]) -> list[Logger]:
+    """The loggers of these names; a package that is not installed is said now, not after the training."""
+    return [LOGGERS[name]() for name in names]
+
+
+class Guarded:
+    """Several loggers as one that cannot fail: what goes wrong is said once a logger, and the run goes on."""
+
+    def __init__(self, loggers: Iterable[Logger], say: Callable[[str], None]) -> None:
+        self._loggers, self._say = list(loggers), say
+        self._said: set[int] = set()
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        self._each("start", folder, config)
+
+    def log_round(self, record: dict[str, Any]) -> None:
+        self._each("log_round", record)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        self._each("finish", summary)
+
+    def _each(self, step: str, *values: Any) -> None:
+        for number, logger in enumerate(self._loggers):
+            try:
+                getattr(logger, step)(*values)
+            except Exception as error:  # a tracking server that is down must not cost a night of training
+                if number not in self._said:
+                    self._said.add(number)
+                    name, text = type(logger).__name__, " ".join(str(error).split())
+                    self._say(f"warning: {name} failed ({type(error).__name__}: {text}); the run goes on")
+
+
+def _package(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise FedsslError(f"--{extra}: {error.name or extra} is not installed: pip install 'fedssl[{extra}]'") from None
+
+
+def _measured(record: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics_of(record).items() if name != "round"}
+
+
+def _numbers(summary: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a summary under dotted names."""
+    flat = flatten({key: value for key, value in summary.items() if key != "data"})
+    return {key: value for key, value in flat.items() if isinstance(value, int | float) and not isinstance(value, bool)}

@@ -1,0 +1,35 @@
+"""A round in one row of plain numbers: for metrics.csv, for loggers, for curves."""
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    *("round", "lr", "loss", "mu", "ema_share", "divergence", "feature_std"),
+    *("knn", "knn_sd", "knn_reestimated", "linear", "linear_reestimated", "backbone_std"),
+    *("clients", "seconds", "aggregation_seconds", "images_per_second", "bytes_up", "bytes_down"),
+)
+
+
+def metrics_of(record: dict[str, Any]) -> dict[str, float]:
+    """What is known of a round, in the order of COLUMNS; what was not measured is left out."""
+    clients = record["clients"]
+    found: dict[str, Any] = {name: record.get(name) for name in COLUMNS}
+    found["clients"] = len(clients)
+    for name in ("divergence", "feature_std"):
+        known = [client[name] for client in clients if client.get(name) is not None]
+        found[name] = statistics.fmean(known) if known else None
+    for name in ("bytes_up", "bytes_down"):
+        found[name] = sum(client.get(name, 0) for client in clients)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def append_csv(path: Path, record: dict[str, Any]) -> None:
+    """One row more, under a header that names the columns; an empty cell was not measured."""
+    new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(metrics_of(record))

@@ -1,0 +1,138 @@
+"""The content of a report as plain values, and its one HTML file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedssl.reports.plots import Drawing, Key
+
+
+@dataclass(frozen=True)
+class Panel:
+    heading: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Thumb:
+    """A small image with a word below it; `mark` is query, same, other or nothing."""
+
+    uri: str
+    alt: str
+    note: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    label: str
+    thumbs: tuple[Thumb, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Drawings or rows of small images, with a title and a sentence on how to read them."""
+
+    id: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...] = ()
+    strips: tuple[Strip, ...] = ()
+    legend: tuple[Key, ...] = ()
+    wide: bool = False
+
+    @classmethod
+    def of(cls, id: str, title: str, caption: str, drawing: Drawing, *, wide: bool = False) -> "Figure":
+        return cls(id, title, caption, (Panel("", drawing.svg),), legend=drawing.legend, wide=wide)
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    intro: str
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """One run, ready to be shown."""
+
+    id: str
+    name: str
+    title: str
+    story: Sequence[str]
+    tiles: Sequence[Tile]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    evaluation: Rows
+    settings: Sequence[tuple[str, Rows]]
+    rounds_head: Sequence[str]
+    rounds: Rows
+    environment: Rows
+    left_out: Sequence[tuple[str, str]]
+
+    @property
+    def contents(self) -> list[tuple[str, str]]:
+        links = [(section.id, section.title) for section in self.sections]
+        if self.evaluation:
+            links.append((f"{self.id}-evaluation", "Evaluation afterwards"))
+        return [*links, (f"{self.id}-details", "Settings, numbers, environment")]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    story: Sequence[str]
+    names: list[str]
+    differing: Rows
+    results: Rows
+    curves: Section
+
+
+@dataclass(frozen=True)
+class Page:
+    runs: Sequence[RunPage]
+    version: str
+    comparison: Comparison | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{len(self.runs)} runs compared" if self.comparison else self.runs[0].title
+
+    @property
+    def story(self) -> Sequence[str]:
+        return self.comparison.story if self.comparison else self.runs[0].story
+
+    @property
+    def contents(self) -> list[tuple[str, str]]:
+        if self.comparison is None:
+            return self.runs[0].contents
+        curves = self.comparison.curves
+        return [("compared", "Side by side"), (curves.id, curves.title), *((run.id, run.name) for run in self.runs)]
+
+
+def render(page: Page) -> str:
+    """The whole file; every text is escaped, only drawings go in as they are."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("fedssl.reports", "templates")
+    environment = Environment(
+        loader=loader,
+        # Not by file name alone: style.css must stay as it is, everything else is escaped.
+        autoescape=lambda name: name != "style.css",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(page=page)

@@ -1,0 +1,199 @@
+"""The figures that need nothing but a run's records: accuracy, loss, divergence, mu, spread of features, cost."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from fedssl.errors import FedsslError
+from fedssl.methods.collapse import COLLAPSED_BELOW
+from fedssl.reports.metrics import metrics_of
+from fedssl.reports.page import Figure, Section
+from fedssl.reports.plots import Series, bars, curves
+from fedssl.reports.run_record import RunRecord, Table
+
+
+def accuracy(record: RunRecord, prefix: str) -> Figure:
+    labels = {"knn": "kNN", "linear": "linear probe"}
+    series = [_over_rounds(record, name, label, 100, joined=name == "knn") for name, label in labels.items()]
+    series = [one for one in series if any(value is not None for value in one.y)]
+    if not series:
+        raise FedsslError("no accuracy was recorded")
+    first, last = record.first("knn"), record.last("knn")
+    alt = f"kNN accuracy over rounds: {_ends(first, last)}"
+    caption = "Share of test images named rightly, with frozen features; round 0 is the random encoder."
+    drawing = curves(f"{prefix}-accuracy-plot", alt, series, "accuracy in %", zero=False)
+    return Figure.of(f"{prefix}-accuracy", "Accuracy over rounds", caption, drawing)
+
+
+def loss(record: RunRecord, prefix: str) -> Figure:
+    series = _per_client(record, "loss", "no round was finished")
+    ends = [record.trained[0].get("loss"), record.trained[-1].get("loss")]
+    alt = f"training loss of each client over rounds, on average from {ends[0]:.3f} to {ends[1]:.3f}"
+    caption = "Mean over each client's last local epoch. Losses of different methods cannot be compared."
+    drawing = curves(f"{prefix}-loss-plot", alt, series, "loss", zero=False)
+    return Figure.of(f"{prefix}-loss", "Training loss", caption, drawing)
+
+
+def divergence(record: RunRecord, prefix: str) -> Figure:
+    series = _per_client(record, "divergence", "no divergence was recorded (one round, or nothing is shared)")
+    alt = f"divergence of each client over rounds, {_range(series)}"
+    caption = f"For each client, {_divergence_in_words(record)}."
+    drawing = curves(f"{prefix}-divergence-plot", alt, series, "divergence (norm of weights)")
+    return Figure.of(f"{prefix}-divergence", "Divergence of each client", caption, drawing)
+
+
+def _divergence_in_words(record: RunRecord) -> str:
+    """Which two encoders are compared, and how; a rule that measures none is recorded with the distance to W_g."""
+    rule = record.config["update_rule"]
+    moved, apart = "how far its own last training moved its encoder", "how far its encoder is from the global one"
+    norms = {"mean-conv": "mean over convolutions", "l2": "Euclidean norm of the weights' difference"}
+    norm = str(rule.get("norm", "l2"))
+    return f"{moved if rule.get('between') == 'before-after' else apart} ({norms.get(norm, norm)})"
+
+
+def mu(record: RunRecord, prefix: str) -> Figure:
+    rule = record.config["update_rule"].get("name")
+    series = _per_client(record, "mu", f"the update rule {rule!r} recorded no mu")
+    alt = f"mu of each client over rounds, {_range(series)}"
+    caption = (
+        "The share of its own network that a client keeps when a round starts: 0 takes the global one, 1 ignores it."
+    )
+    drawing = curves(f"{prefix}-mu-plot", alt, series, "mu (share of own weights)", top=1.02)
+    return Figure.of(f"{prefix}-mu", "mu of each client", caption, drawing)
+
+
+def ema_share(record: RunRecord, prefix: str) -> Figure:
+    series = _over_rounds(record, "ema_share", "EMA updates", 100)
+    if not any(series.y):
+        raise FedsslError("no client mixed by EMA in any round")
+    alt = f"share of clients that mixed by EMA over rounds, {_range([series])} %"
+    caption = "The others took the global network as it was: in their first round, or after they had missed one."
+    drawing = curves(f"{prefix}-ema-plot", alt, [series], "clients that mixed by EMA, in %", top=104)
+    return Figure.of(f"{prefix}-ema", "Share of EMA updates", caption, drawing)
+
+
+def collapse(record: RunRecord, prefix: str) -> Figure:
+    series = _per_client(record, "feature_std", "no round was finished")
+    alt = f"spread of the features of each client over rounds, {_range(series)}"
+    caption = (
+        f"About 1 when features spread over the sphere, 0 when every image looks alike; below the dashed line "
+        f"({COLLAPSED_BELOW}) they have collapsed."
+    )
+    drawing = curves(
+        f"{prefix}-collapse-plot", alt, series, "spread of projections (0 to 1)", threshold=COLLAPSED_BELOW
+    )
+    return Figure.of(f"{prefix}-collapse", "Collapse measure", caption, drawing)
+
+
+def seconds(record: RunRecord, prefix: str) -> Figure:
+    rounds = [one for one in record.trained if one.get("seconds") is not None]
+    if not rounds:
+        raise FedsslError("no round was finished")
+    stacks = {"round": [float(one["seconds"]) for one in rounds]}
+    mean = statistics.fmean(stacks["round"])
+    averaging = 1000 * statistics.fmean(float(one.get("aggregation_seconds", 0)) for one in rounds)
+    caption = (
+        f"Training and averaging, {mean:.1f} s a round on average, {averaging:.0f} ms of it for averaging; "
+        "evaluation is not counted."
+    )
+    alt = f"seconds of each round, {mean:.1f} on average"
+    drawing = bars(f"{prefix}-seconds-plot", alt, [one["round"] for one in rounds], stacks, "seconds a round")
+    return Figure.of(f"{prefix}-seconds", "Time", caption, drawing)
+
+
+def traffic(record: RunRecord, prefix: str) -> Figure:
+    rounds = [(one["round"], metrics_of(one)) for one in record.trained]
+    stacks = {
+        "from the clients": [one["bytes_up"] / 1e6 for _, one in rounds],
+        "to the clients": [one["bytes_down"] / 1e6 for _, one in rounds],
+    }
+    total = sum(map(sum, stacks.values()))
+    if not total:
+        raise FedsslError("no round was finished")
+    caption = (
+        f"Weights sent between server and clients, {total / len(rounds):.2f} MB a round on average (1 MB = 10⁶ bytes)."
+    )
+    alt = f"megabytes of each round, {total:.1f} in all"
+    drawing = bars(f"{prefix}-bytes-plot", alt, [number for number, _ in rounds], stacks, "MB a round")
+    return Figure.of(f"{prefix}-bytes", "Traffic", caption, drawing)
+
+
+COMPARED = {
+    "knn": "Share of test images named rightly; round 0 is the random encoder.",
+    "loss": "Losses of different methods cannot be compared.",
+    "mu": "The share of its own network that a client keeps when a round starts.",
+    "divergence": "The same measure in all runs.",
+    "feature_std": f"0 when every image looks alike; below {COLLAPSED_BELOW} the features have collapsed.",
+    "seconds": "Training and averaging; depends on the machine and what else it does.",
+}
+Maker = Callable[[RunRecord, str], Figure]
+LEARNING: dict[str, Maker] = {"Accuracy over rounds": accuracy, "Training loss": loss}
+CLIENTS: dict[str, Maker] = {
+    "Divergence of each client": divergence,
+    "mu of each client": mu,
+    "Share of EMA updates": ema_share,
+    "Collapse measure": collapse,
+}
+COST: dict[str, Maker] = {"Time": seconds, "Traffic": traffic}
+
+
+def comparison(records: Sequence[RunRecord]) -> Section:
+    """The curves of several runs on one axis each; a curve that no run has is not drawn."""
+    measures = [
+        ("knn", "kNN accuracy", "accuracy in %", 100.0, False),
+        ("loss", "Training loss, mean over clients", "loss", 1.0, False),
+        ("mu", "mu, mean over clients", "mu (share of own weights)", 1.0, True),
+        ("divergence", "Divergence, mean over clients", "divergence (norm of weights)", 1.0, True),
+        ("feature_std", "Collapse measure, mean over clients", "spread of projections (0 to 1)", 1.0, True),
+        ("seconds", "Time", "seconds a round", 1.0, True),
+    ]
+    figures = []
+    for name, title, label, factor, zero in measures:
+        series = [_over_rounds(record, name, record.name, factor) for record in records]
+        known = [one for one in series if any(value is not None for value in one.y)]
+        if known:
+            alt = f"{title} over rounds for {', '.join(one.label for one in known)}"
+            drawing = curves(f"compared-{name}-plot", alt, series, label, zero=zero)
+            missing = ", ".join(one.label for one in series if one not in known)
+            caption = f"Not recorded by {missing}." if missing else COMPARED.get(name, "")
+            meanings = {one.name: _divergence_in_words(one) for one in records}
+            if name == "divergence" and len(set(meanings.values())) > 1:
+                told = "; ".join(f"{run}: {meaning}" for run, meaning in meanings.items())
+                caption = f"Not the same measure, so compare shapes only. {told}."
+            figures.append(Figure.of(f"compared-{name}", title, caption, drawing))
+    return Section("curves", "Curves on one axis", "", tuple(figures))
+
+
+def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, joined: bool = True) -> Series:
+    rows = [(one["round"], metrics_of(one).get(name)) for one in record.rounds]
+    return Series(label, [x for x, _ in rows], [None if y is None else factor * y for _, y in rows], joined)
+
+
+def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
+    """A curve a client; when no client has such a value, an error that says why."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for one in record.trained:
+        for client in one["clients"]:
+            if client.get(name) is not None:
+                found.setdefault(client["client"], []).append((one["round"], client[name]))
+    if not found:
+        raise FedsslError(otherwise)
+    return [Series(f"client {k}", [x for x, _ in found[k]], [y for _, y in found[k]]) for k in sorted(found)]
+
+
+def _range(series: Sequence[Series]) -> str:
+    values = [value for one in series for value in one.y if value is not None]
+    return f"between {min(values):.3g} and {max(values):.3g}"
+
+
+def _ends(first: float | None, last: float | None) -> str:
+    texts = ["not measured" if value is None else f"{100 * value:.1f} %" for value in (first, last)]
+    return f"{texts[0]} at random init, {texts[1]} at the end"
+
+
+def settings_rows(config: Table) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(table, rows) for each table of a config, the settings of the run itself first."""
+    from fedssl.reports.compare import setting_text
+
+    top = [(key, setting_text(value)) for key, value in config.items() if not isinstance(value, dict)]
+    tables = [(name, table) for name, table in config.items() if isinstance(table, dict) and table]
+    return [("run", top), *((name, [(k, setting_text(v)) for k, v in table.items()]) for name, table in tables)]

@@ -1,0 +1,132 @@
+"""What a run wrote down, read back as plain values; needs no torch, so listing and comparing answer at once."""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedssl.errors import FedsslError
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The settings and numbers of a run folder, without its weights and images."""
+
+    path: Path
+    config: Table
+    summary: Table
+    rounds: list[Table]
+    evaluation: list[Table]
+    environment: Table
+
+    @classmethod
+    def read(cls, path: str | Path) -> "RunRecord":
+        """All of a run's records; one that is damaged is an error that names the file and the line."""
+        path = Path(path)
+        for needed in ("config.toml", "summary.json", "rounds.jsonl"):
+            if not (path / needed).is_file():
+                raise FedsslError(f"{path}: not a run folder ({needed} is missing)")
+        return cls(
+            path,
+            read_config(path),
+            read_json(path / "summary.json"),
+            read_rounds(path / "rounds.jsonl"),
+            read_lines(path / "evaluation.jsonl") if (path / "evaluation.jsonl").exists() else [],
+            read_json(path / "environment.json") if (path / "environment.json").exists() else {},
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status", "unknown"))
+
+    @property
+    def title(self) -> str:
+        return describe_config(self.config)
+
+    @property
+    def trained(self) -> list[Table]:
+        """The rounds in which clients trained: all but round 0."""
+        return [record for record in self.rounds if record["clients"]]
+
+    def first(self, measure: str) -> float | None:
+        """A measure of the random encoder."""
+        return _number(self.summary.get("initial", {}).get(measure))
+
+    def last(self, measure: str) -> float | None:
+        """The newest value of a measure: the final one, or of an interrupted run the last that was taken."""
+        final = _number(self.summary.get("final", {}).get(measure))
+        if final is not None:
+            return final
+        known = [record[measure] for record in self.trained if record.get(measure) is not None]
+        return _number(known[-1]) if known else None
+
+
+def describe_config(config: Table) -> str:
+    """Method, rule and data of a config in one phrase."""
+    method, rule, data = (_name(config, table) for table in ("method", "update_rule", "data"))
+    clients = config.get("partition", {}).get("num_clients", "?")
+    return f"{method} + {rule}, {data}, {clients} clients ({_name(config, 'partition')})"
+
+
+def read_config(folder: Path) -> Table:
+    path = folder / "config.toml"
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FedsslError(f"{path}: not readable as TOML ({error})") from None
+    wrong = [name for name in ("method", "update_rule", "data", "partition") if not isinstance(config.get(name), dict)]
+    if wrong:
+        raise FedsslError(f"{path}: not the config of a run (no table [{wrong[0]}])")
+    return config
+
+
+def read_json(path: Path) -> Table:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedsslError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(content, dict):
+        raise FedsslError(f"{path}: cannot be read (not a JSON object)")
+    return content
+
+
+def read_rounds(path: Path) -> list[Table]:
+    """One record a round, in the order they were written."""
+    records = read_lines(path)
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record.get("round"), int) or not isinstance(record.get("clients"), list):
+            raise FedsslError(f"{path}, line {number}: not the record of a round: remove the line or run again")
+    return records
+
+
+def read_lines(path: Path) -> list[Table]:
+    """The JSON objects of a .jsonl file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedsslError(f"{path}: cannot be read ({error})") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise FedsslError(f"{path}, line {number}: damaged ({error}): remove the line or run again") from None
+        if not isinstance(content, dict):
+            raise FedsslError(f"{path}, line {number}: damaged (not a JSON object): remove the line or run again")
+        found.append(content)
+    return found
+
+
+def _name(config: Table, table: str) -> str:
+    return str(config.get(table, {}).get("name", "?"))
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,127 @@
+"""A run in plain words and headline numbers, for a reader who was not there."""
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.methods import METHODS
+from fedssl.reports.compare import duration, number, percent, size, traffic
+from fedssl.reports.page import Tile
+from fedssl.reports.run_record import RunRecord, Table
+from fedssl.reports.warnings import RunWarnings
+from fedssl.settings import summary_of
+
+COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images"}
+
+
+def headline(record: RunRecord) -> str:
+    """`BYOL with FedEMA on CIFAR-10`, as far as the names are known."""
+    config = record.config
+    words = {"byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam", "mocov1": "MoCo v1", "mocov2": "MoCo v2"}
+    rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
+    method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))
+    return f"{words.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
+
+
+def story(record: RunRecord, num_classes: int | None) -> list[str]:
+    """What was done and what came of it, in two or three short paragraphs."""
+    paragraphs = [_who(record), _how(record), _outcome(record, num_classes)]
+    return [text.replace(" %", "\u00a0%") for text in paragraphs]  # a number and its unit stay on one line
+
+
+def _who(record: RunRecord) -> str:
+    config, sizes = record.config, record.summary.get("data", {}).get("clients", [])
+    data = DATA_NAMES.get(config["data"].get("name", ""), str(config["data"].get("name")))
+    share = _phrase("partition", config["partition"])
+    if len(sizes) == 1:
+        return f"One client held all {sizes[0]:,} images ({data}), without their labels: nothing was federated."
+    held = f"{sum(sizes):,} images between them ({data}; {share})" if sizes else f"images ({data}; {share})"
+    count = len(sizes) or config["partition"].get("num_clients", 0)
+    written = COUNTS[count] if 0 < count < len(COUNTS) else f"{count:,}"
+    return f"{written} clients held {held}, without labels. No image left its client: only network weights travelled."
+
+
+def _how(record: RunRecord) -> str:
+    config, training = record.config, record.config.get("local_training", {})
+    epochs, drawn = training.get("epochs", "?"), config.get("client_sampling", {}).get("clients_per_round")
+    done, asked = record.summary.get("rounds", len(record.trained)), config.get("rounds", "?")
+    rounds = f"{done} rounds" if done == asked else f"{done} of {asked} rounds"
+    who = f"{drawn} clients drawn at random" if drawn else "every client"
+    passes = "once through its own images" if epochs == 1 else f"{epochs} times through its own images"
+    method = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
+    averaged = "" if config["update_rule"].get("name") == "none" else " The server averaged what they sent. "
+    return method + (averaged or " ") + _phrase("rule", config["update_rule"])
+
+
+def _outcome(record: RunRecord, num_classes: int | None) -> str:
+    first, last = record.first("knn"), record.last("knn")
+    if first is None:
+        return "No accuracy was recorded."
+    test = (
+        "To see what the encoder has learnt, test images are named by a vote of the most similar training images (kNN)"
+    )
+    guess = f"; guessing would give {percent(1 / num_classes)}" if num_classes else ""
+    if last is None:
+        return f"{test}: {percent(first)} are named rightly by the untrained network{guess}. No round was finished."
+    mean = ", the mean over the clients' own encoders" if record.last("knn_sd") is not None else ""
+    return f"{test}: {percent(first)} rightly by the untrained network, {percent(last)} after training{mean}{guess}."
+
+
+def _phrase(kind: str, settings: Table) -> str:
+    words = tomllib.loads((resources.files("fedssl.reports") / "templates" / "words.toml").read_text(encoding="utf-8"))
+    name = str(settings.get("name", "?"))
+    if name in words[kind]:
+        try:
+            return str(words[kind][name]).format(**settings)
+        except (KeyError, IndexError):
+            return name
+    registries: dict[str, dict[str, Any]] = {"method": dict(METHODS), "rule": dict(UPDATE_RULES)}
+    known = registries.get(kind, {})
+    return f"{name}: {summary_of(known[name])}" if name in known else name
+
+
+def tiles(record: RunRecord) -> list[Tile]:
+    """The headline numbers; what was not measured is left out."""
+    summary, found = record.summary, []
+    for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
+        first, last, spread = record.first(measure), record.last(measure), record.last(f"{measure}_sd")
+        if last is None and first is not None:
+            found.append(Tile(label, percent(first), "of the random encoder; no round was finished"))
+        elif last is not None:
+            value = percent(last) if spread is None else f"{100 * last:.1f} ± {100 * spread:.1f} %"
+            gain = "" if first is None else f"from {percent(first)} at random init ({100 * (last - first):+.1f} points)"
+            found.append(Tile(label, value, gain))
+    if summary.get("mean_mu") is not None:
+        share = summary.get("ema_share")
+        often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
+        note = f"share of its own weights that a client kept{often}"
+        found.append(Tile("Mean mu", number(summary["mean_mu"]), note))
+    done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
+    found.append(
+        Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were asked for")
+    )
+    if summary.get("seconds") is not None:
+        found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
+    if summary.get("bytes_up") is not None:
+        up, down = size(summary["bytes_up"]), size(summary.get("bytes_down", 0))
+        found.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
+    return found
+
+
+def warnings(record: RunRecord) -> list[str]:
+    """What a reader should know before trusting the numbers."""
+    found = []
+    if record.status != "finished":
+        found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
+    if not record.environment:
+        found.append("environment.json is missing: it is not known where the run was made.")
+    unused = record.summary.get("data", {}).get("unused")
+    if unused:
+        found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
+    watch = RunWarnings()
+    for one in record.trained:
+        complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
+        found += [f"{text[0].upper()}{text[1:]}." for text in watch.check(complete)]
+    return found

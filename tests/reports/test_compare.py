@@ -1,0 +1,150 @@
+import io
+
+import pytest
+from rich.console import Console
+from runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
+
+from fedssl.errors import FedsslError
+from fedssl.reports.compare import Row, differing_settings, duration, evaluation_results, results, size
+from fedssl.reports.run_record import RunRecord
+from fedssl.reports.tables import print_comparison
+
+
+def test_only_settings_that_differ_are_listed_and_a_missing_one_is_a_dash():
+    other = changed(CONFIG, update_rule={"name": "replace"}, seed=1)
+    assert differing_settings([CONFIG, other]) == [
+        Row("seed", ("0", "1")),
+        Row("update_rule.name", ("fedema", "replace")),
+        Row("update_rule.tau", ("0.7", "–")),
+    ]
+    assert differing_settings([CONFIG, CONFIG, CONFIG]) == []
+
+
+def test_results_of_two_runs(tmp_path):
+    records = [
+        RunRecord.read(write_run(tmp_path / "a")),
+        RunRecord.read(
+            write_run(
+                tmp_path / "b",
+                rounds=ROUNDS[:2],
+                summary=changed(SUMMARY, status="interrupted", rounds=1, final={}, mean_mu=None, seconds=7.25),
+                evaluation=[{"protocol": "knn", "accuracy": 0.5}],
+            )
+        ),
+    ]
+    assert {row.label: row.values for row in results(records)} == {
+        "status": ("finished", "interrupted"),
+        "rounds": ("2", "1"),
+        "kNN, random init": ("25.0 %", "25.0 %"),
+        "kNN, trained": ("37.5 %", "30.0 %"),  # of the interrupted run: the last that was measured
+        "linear probe, random init": ("20.0 %", "20.0 %"),
+        "linear probe, trained": ("40.0 %", "–"),
+        "mean mu": ("0.500", "–"),
+        "share of EMA updates": ("50.0 %", "50.0 %"),
+        "last loss": ("1.500", "1.500"),
+        "time": ("1 min 15 s", "7.2 s"),
+        "sent, up + down": ("10.0 kB", "10.0 kB"),
+        "knn": ("–", "50.0 %"),
+    }
+
+
+def test_spread_over_standalone_clients_is_shown(tmp_path):
+    summary = changed(SUMMARY, final={"knn": 0.4, "knn_sd": 0.02})
+    (row,) = [
+        r for r in results([RunRecord.read(write_run(tmp_path / "a", summary=summary))]) if "kNN, trained" in r.label
+    ]
+    assert row.values == ("40.0 ± 2.0 %",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([{"protocol": "linear", "variant": "as-is", "accuracy": 0.5}], [("linear, as-is", "50.0 %")]),
+        ([{"protocol": "knn", "value": 0.5, "low": 0.45, "high": 0.55}], [("knn", "50.0 % (45.0–55.0 %)")]),
+        ([{"protocol": "knn", "accuracy": 0.5, "interval": [0.4, 0.6]}], [("knn", "50.0 % (40.0–60.0 %)")]),
+        (
+            [{"protocol": "knn", "accuracy": 0.5, "interval": {"low": 0.4, "high": 0.6}}],
+            [("knn", "50.0 % (40.0–60.0 %)")],
+        ),
+        (
+            [{"protocol": "semi", "accuracy": a, "seed": s} for s, a in enumerate((0.4, 0.5, 0.6))],
+            [("semi", "50.0 ± 10.0 % (n = 3)")],
+        ),
+        ([{"protocol": "knn", "note": "no number"}], []),
+        ([{"accuracy": 0.25}], [("evaluation", "25.0 %")]),
+    ],
+)
+def test_evaluation_lines_of_several_shapes(lines, expected):
+    assert evaluation_results(lines) == expected
+
+
+def test_table_on_the_screen(tmp_path):
+    screen = io.StringIO()
+    records = [
+        RunRecord.read(write_run(tmp_path / "[bold]a")),
+        RunRecord.read(write_run(tmp_path / "b", config=changed(CONFIG, update_rule__tau=0.5))),
+    ]
+    print_comparison(records, Console(file=screen, width=100))
+    lines = screen.getvalue().splitlines()
+    assert any("[bold]a" in line and " b " in line for line in lines), "a folder's name is no markup"
+    assert any(line.split() == ["update_rule.tau", "0.7", "0.5"] for line in lines)
+    assert any(line.split() == ["kNN,", "trained", "37.5", "%", "37.5", "%"] for line in lines)
+    screen.truncate(0)
+    print_comparison(records[:1] * 2, Console(file=screen, width=100))
+    assert "The settings are the same in all runs." in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (8.24, "8.2 s"), (185, "3 min 05 s"), (8040, "2 h 14 min"), (59.9, "59.9 s")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (2500, "2.5 kB"), (3e6, "3.0 MB"), (4.2e9, "4.2 GB")]
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+# --- reading what a run wrote -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "rounds.jsonl",
+            '{"round": 0, "clients": []}\n{"round": 1, "cli',
+            r"rounds\.jsonl, line 2: damaged .*: remove the line",
+        ),
+        ("rounds.jsonl", "[1]\n", r"rounds\.jsonl, line 1: damaged \(not a JSON object\)"),
+        ("rounds.jsonl", '{"round": 0}\n', r"rounds\.jsonl, line 1: not the record of a round"),
+        ("rounds.jsonl", None, r"not a run folder \(rounds\.jsonl is missing\)"),
+        ("summary.json", "{", r"summary\.json: cannot be read"),
+        ("summary.json", "[]", r"summary\.json: cannot be read \(not a JSON object\)"),
+        ("summary.json", None, r"not a run folder \(summary\.json is missing\)"),
+        ("config.toml", "rounds = ", r"config\.toml: not readable as TOML"),
+        ("config.toml", "rounds = 3", r"config\.toml: not the config of a run \(no table \[method\]\)"),
+        ("config.toml", None, r"not a run folder \(config\.toml is missing\)"),
+        ("evaluation.jsonl", "x\n", r"evaluation\.jsonl, line 1: damaged"),
+        ("environment.json", b"\xff\xfe", r"environment\.json: cannot be read"),
+        ("rounds.jsonl", b"\xff\xfe", r"rounds\.jsonl: cannot be read"),
+    ],
+)
+def test_damage_is_one_line_that_names_the_file(tmp_path, name, content, message):
+    run = write_run(tmp_path / "run")
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FedsslError, match=message) as error:
+        RunRecord.read(run)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_without_environment_is_read(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "environment.json").unlink()
+    assert RunRecord.read(run).environment == {}

@@ -1,0 +1,66 @@
+import io
+import os
+import time
+
+import pytest
+from rich.console import Console
+from runs import ROUNDS, SUMMARY, changed, write_run
+
+from fedssl.errors import FedsslError
+from fedssl.reports.listing import Listed, list_runs
+from fedssl.reports.tables import print_list
+
+WHAT = "byol + fedema, synthetic, 2 clients (classes)"
+
+
+def at(folder, seconds_ago):
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - seconds_ago,) * 2)
+
+
+def test_one_line_a_run_the_oldest_first_and_broken_ones_say_why(tmp_path):
+    at(write_run(tmp_path / "whole"), 3 * 86400 + 60)
+    at(write_run(tmp_path / "killed", rounds=ROUNDS[:2], summary=None), 2 * 3600 + 60)
+    stopped = changed(SUMMARY, status="interrupted", rounds=0, final={}, seconds=5)
+    at(write_run(tmp_path / "stopped", rounds=ROUNDS[:1], summary=stopped), 300)
+    torn = write_run(tmp_path / "torn")
+    (torn / "rounds.jsonl").write_text('{"round": 0, "clients": []}\n{"rou')
+    (tmp_path / "zz-notes").mkdir()
+    (tmp_path / "file.txt").write_text("not a folder")
+    first, second, third, fourth, fifth = list_runs(tmp_path)
+    knn, linear = "25.0 % → 37.5 %", "20.0 % → 40.0 %"
+    assert first == Listed("whole", WHAT, "2/2", "finished", knn, linear, "1 min 15 s", "3 d ago")
+    assert second == Listed("killed", WHAT, "1/2", "no summary.json: running or killed", "–", "–", "–", "2 h ago")
+    assert third == Listed("stopped", WHAT, "0/2", "interrupted", "25.0 % → –", "20.0 % → –", "5.0 s", "5 min ago")
+    assert (fourth.name, fourth.what, fourth.age) == ("torn", "", "just now")
+    assert fourth.status.startswith("broken: rounds.jsonl, line 2: damaged")
+    assert (fifth.name, fifth.status) == ("zz-notes", "broken: not a run folder (config.toml is missing)")
+
+
+def test_a_torn_last_line_of_a_killed_run_does_not_matter(tmp_path):
+    run = write_run(tmp_path / "run", rounds=ROUNDS[:2], summary=None)
+    with (run / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 2, "clie')
+    assert [listed.rounds for listed in list_runs(tmp_path)] == ["1/2"]
+
+
+def test_a_run_folder_itself_can_be_named(tmp_path):
+    assert [listed.name for listed in list_runs(write_run(tmp_path / "run"))] == ["run"]
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(FedsslError, match="there is no such folder"):
+        list_runs(tmp_path / "nowhere")
+
+
+def test_every_run_is_one_line_in_a_pipe(tmp_path):
+    write_run(tmp_path / "a-run-with-quite-a-long-name-[red]-as-people-give-them")
+    write_run(tmp_path / "b", summary={"status": "finished"})
+    screen = io.StringIO()
+    print_list(list_runs(tmp_path), Console(file=screen, width=240))
+    lines = [line for line in screen.getvalue().splitlines() if WHAT in line]
+    assert len(lines) == 2
+    assert "a-run-with-quite-a-long-name-[red]-as-people-give-them" in screen.getvalue()
+    screen.truncate(0)
+    print_list([], Console(file=screen, width=240))
+    assert "no runs here" in screen.getvalue()

@@ -79,12 +79,15 @@ def _train(preset: str, overrides: dict[str, Any], folder: Path, loggers: Sequen
     from fedssl.experiment import load
     from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
+    from fedssl.reports.stopping import StoppableView, StopRequest
 
-    try:
-        report = load(preset, overrides).run(folder, make_view(), make_loggers(loggers))
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: the finished rounds are in {folder}", err=True)
-        raise typer.Exit(130) from None
+    experiment = load(preset, overrides)
+    with StopRequest() as request:
+        try:
+            report = experiment.run(folder, StoppableView(make_view(), request), make_loggers(loggers))
+        except KeyboardInterrupt:
+            typer.echo(f"stopped: the finished rounds are in {folder}", err=True)
+            raise typer.Exit(request.exit_code) from None
     _print_summary(report.summary, report.folder)
 
 

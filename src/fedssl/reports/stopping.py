@@ -1,0 +1,70 @@
+"""Ctrl-C and SIGTERM as a request: the batch in hand is finished, then the run stops and keeps what it has."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from fedssl.reports.progress import View
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Holds back the first signal until `check` is called at a safe point; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._received) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def check(self) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (self.signal or signal.SIGINT)
+
+
+class StoppableView:
+    """A view that passes everything on, and between two batches or rounds looks whether somebody wants to stop."""
+
+    def __init__(self, view: View, request: StopRequest) -> None:
+        self.view, self.request = view, request
+
+    def __enter__(self) -> Self:
+        self.view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.view.__exit__(kind, error, trace)
+
+    def start(self, title: str, rounds: int, steps: int) -> None:
+        self.view.start(title, rounds, steps)
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        self.view.step(client_id, done, total, images)
+        self.request.check()
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        self.view.round_finished(record)
+        self.request.check()
+
+    def say(self, text: str) -> None:
+        self.view.say(text)

@@ -1,0 +1,52 @@
+import os
+import signal
+
+import pytest
+
+from fedssl.reports.progress import QuietView
+from fedssl.reports.stopping import StoppableView, StopRequest
+
+
+class Recorder(QuietView):
+    def __init__(self):
+        self.seen = []
+
+    def start(self, title, rounds, steps):
+        self.seen.append(title)
+
+    def step(self, client_id, done, total, images):
+        self.seen.append(done)
+
+    def round_finished(self, record):
+        self.seen.append(record)
+
+    def say(self, text):
+        self.seen.append(text)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_waits_for_a_safe_point_and_the_second_does_not(sent, code):
+    before = signal.getsignal(sent)
+    with StopRequest() as request:
+        os.kill(os.getpid(), sent)
+        assert request.exit_code == code
+        with pytest.raises(KeyboardInterrupt):
+            request.check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), sent)
+    assert signal.getsignal(sent) is before
+
+
+def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
+    inner, request = Recorder(), StopRequest()
+    with StoppableView(inner, request) as view:
+        view.start("a", 1, 2)
+        view.step(0, 1, 2, 8)
+        view.round_finished({"round": 1})
+        view.say("b")
+        request.signal = signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            view.step(0, 2, 2, 16)
+        with pytest.raises(KeyboardInterrupt):
+            view.round_finished({"round": 2})
+    assert inner.seen == ["a", 1, {"round": 1}, "b", 2, {"round": 2}]

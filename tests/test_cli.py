@@ -70,7 +70,7 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["run", "cifar10-cpu"], "fedssl data fetch cifar10"),
         (["data", "fetch", "cifar11"], "cifar11"),
         (["data", "fetch", "cifar10", "--from", "nowhere"], "nowhere"),
-        (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere: not a run folder (config.toml is missing)"),
         (["report", "a", "b"], "say where to write it with -o report.html"),
         (["report", ".", "-o", "r.html"], "not a run folder (config.toml is missing)"),
         (["compare", ".", "."], "not a run folder (config.toml is missing)"),

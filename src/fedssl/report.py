@@ -36,12 +36,12 @@ def write_report(
 
     `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out.
     """
+    records = [RunRecord.read(path) for path in runs]
     out = Path(out)
     if not out.parent.is_dir():
         raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
     if out.is_dir():
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
-    records = [RunRecord.read(path) for path in runs]
     pages = [_run_page(record, f"run{number}", images, say or _silent) for number, record in enumerate(records, 1)]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
     try:

@@ -1,6 +1,5 @@
 """Runs as tables in a terminal; in a pipe every line stays whole."""
 
-import os
 from collections.abc import Sequence
 
 from rich import box
@@ -12,7 +11,7 @@ from fedssl.reports.compare import Row, differing_settings, results
 from fedssl.reports.listing import Listed
 from fedssl.reports.run_record import RunRecord
 
-PIPE_WIDTH = 240
+PIPE_WIDTH = 1000
 
 
 def print_comparison(records: Sequence[RunRecord], console: Console | None = None) -> None:
@@ -53,8 +52,6 @@ def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal; without one, wide enough that no line is cut."""
+    """As wide as the terminal; without one, wide enough that no line is cut, whatever COLUMNS says."""
     console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=PIPE_WIDTH)
-    return console
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)

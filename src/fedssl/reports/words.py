@@ -48,11 +48,13 @@ def _how(record: RunRecord) -> str:
     epochs, drawn = training.get("epochs", "?"), config.get("client_sampling", {}).get("clients_per_round")
     done, asked = record.summary.get("rounds", len(record.trained)), config.get("rounds", "?")
     rounds = f"{done} rounds" if done == asked else f"{done} of {asked} rounds"
-    who = f"{drawn} clients drawn at random" if drawn else "every client"
-    passes = "once through its own images" if epochs == 1 else f"{epochs} times through its own images"
-    method = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
-    averaged = "" if config["update_rule"].get("name") == "none" else " The server averaged what they sent. "
-    return method + (averaged or " ") + _phrase("rule", config["update_rule"])
+    who, own = (f"{drawn} clients drawn at random", "their") if drawn else ("every client", "its")
+    passes = f"once through {own} own images" if epochs == 1 else f"{epochs} times through {own} own images"
+    trained = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
+    if len(record.summary.get("data", {}).get("clients", [])) == 1:
+        return trained
+    averaged = "" if config["update_rule"].get("name") == "none" else "The server averaged what they sent. "
+    return f"{trained} {averaged}{_phrase('rule', config['update_rule'])}"
 
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:

@@ -78,13 +78,11 @@ def changed(tables, **overrides):
     return copy
 
 
-def write_run(folder, config=CONFIG, rounds=ROUNDS, summary=SUMMARY, evaluation=()):
+def write_run(folder, config=CONFIG, rounds=ROUNDS, summary=SUMMARY):
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rounds))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11", "command": ["fedssl", "run", "x"]}))
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))
-    if evaluation:
-        (folder / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluation))
     return folder

@@ -10,6 +10,7 @@ import tomli_w
 from html_page import HtmlPage
 
 from fedssl.errors import FedsslError
+from fedssl.evaluate import Request, evaluate
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
 from fedssl.report import write_report
@@ -212,18 +213,15 @@ def test_strings_of_users_are_text_and_never_markup(runs, tmp_path):
     assert "<img src=x onerror=alert(1)>" in page.text
 
 
-def test_evaluation_lines_are_shown_whatever_their_keys(runs, tmp_path):
+def test_what_evaluate_found_is_shown(runs, tmp_path):
     run = shutil.copytree(runs / "fedema", tmp_path / "run")
-    lines = [
-        {"protocol": "linear", "variant": "as-is", "accuracy": 0.4125, "n": 60, "seed": 3, "low": 0.4, "high": 0.43},
-        {"protocol": "semi", "value": 0.25, "interval": {"low": 0.2, "high": 0.3}, "strange": [1]},
-        {"protocol": "nothing measured"},
-    ]
-    (run / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = evaluate(run, Request(protocols=("knn",), batchnorm="running"))
     page, _ = report([run], tmp_path / "r.html", images=0)
-    assert ("linear, as-is", "41.2 %", "40.0–43.0 %", "60", "3") in page.rows
-    assert ("semi", "25.0 %", "20.0–30.0 %") in page.rows
-    assert ("nothing measured",) in page.rows
+    score = results[0].score
+    low, high = score.interval
+    label = "knn (paper) on synthetic, global, BatchNorm running"
+    row = (label, f"{100 * score.accuracy:.1f} %", f"{100 * low:.1f}–{100 * high:.1f} %", str(score.n))
+    assert row in page.rows
 
 
 # --- several runs -----------------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from fedssl.finished_run import FinishedRun
 from fedssl.reports import run_figures, words
 from fedssl.reports.compare import (
     differing_settings,
-    evaluation_interval,
+    evaluation_accuracy,
+    evaluation_basis,
     evaluation_label,
-    evaluation_value,
     flatten,
-    percent,
     results,
     setting_text,
 )
@@ -161,16 +160,8 @@ def _round_rows(record: RunRecord) -> tuple[list[str], list[list[str]]]:
     return head, [[f"{one[name]:.6g}" if name in one else "" for name in head] for one in rounds]
 
 
-def _evaluation_row(line: Table) -> tuple[str, ...]:
-    value = evaluation_value(line)
-    count, seed = line.get("n", line.get("images", "")), line.get("seed", "")
-    return (
-        evaluation_label(line),
-        "" if value is None else percent(value),
-        evaluation_interval(line),
-        str(count),
-        str(seed),
-    )
+def _evaluation_row(entry: Table) -> tuple[str, ...]:
+    return evaluation_label(entry), evaluation_accuracy(entry), evaluation_basis(entry), f"{entry['n']:,}"
 
 
 def _text(value: Any) -> str:

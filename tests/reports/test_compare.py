@@ -5,7 +5,7 @@ from rich.console import Console
 from runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.errors import FedsslError
-from fedssl.reports.compare import Row, differing_settings, duration, evaluation_results, results, size
+from fedssl.reports.compare import Row, differing_settings, duration, results, size
 from fedssl.reports.run_record import RunRecord
 from fedssl.reports.tables import print_comparison
 
@@ -27,8 +27,15 @@ def test_results_of_two_runs(tmp_path):
             write_run(
                 tmp_path / "b",
                 rounds=ROUNDS[:2],
-                summary=changed(SUMMARY, status="interrupted", rounds=1, final={}, mean_mu=None, seconds=7.25),
-                evaluation=[{"protocol": "knn", "accuracy": 0.5}],
+                summary=changed(
+                    SUMMARY,
+                    status="interrupted",
+                    rounds=1,
+                    final={},
+                    mean_mu=None,
+                    seconds=7.25,
+                    evaluation=[entry()],
+                ),
             )
         ),
     ]
@@ -44,7 +51,7 @@ def test_results_of_two_runs(tmp_path):
         "last loss": ("1.500", "1.500"),
         "time": ("1 min 15 s", "7.2 s"),
         "sent, up + down": ("10.0 kB", "10.0 kB"),
-        "knn": ("–", "50.0 %"),
+        "knn (paper) on cifar10, global, BatchNorm running": ("–", "50.0 % (40.0–60.0 %)"),
     }
 
 
@@ -56,26 +63,33 @@ def test_spread_over_standalone_clients_is_shown(tmp_path):
     assert row.values == ("40.0 ± 2.0 %",)
 
 
+def entry(**changes):
+    """An entry as `fedssl evaluate` puts it into summary.json; tests/test_report.py has real ones."""
+    named = {"encoder": "global", "data": "cifar10", "protocol": "knn", "variant": "paper", "batchnorm": "running"}
+    numbers = {"accuracy": 0.5, "sd": None, "interval_95": [0.4, 0.6], "seeds": 1, "clients": None, "n": 100}
+    return named | {"test_images": "all"} | numbers | changes
+
+
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("changes", "label", "text"),
     [
-        ([{"protocol": "linear", "variant": "as-is", "accuracy": 0.5}], [("linear, as-is", "50.0 %")]),
-        ([{"protocol": "knn", "value": 0.5, "low": 0.45, "high": 0.55}], [("knn", "50.0 % (45.0–55.0 %)")]),
-        ([{"protocol": "knn", "accuracy": 0.5, "interval": [0.4, 0.6]}], [("knn", "50.0 % (40.0–60.0 %)")]),
+        ({}, "knn (paper) on cifar10, global, BatchNorm running", "50.0 % (40.0–60.0 %)"),
         (
-            [{"protocol": "knn", "accuracy": 0.5, "interval": {"low": 0.4, "high": 0.6}}],
-            [("knn", "50.0 % (40.0–60.0 %)")],
+            {"protocol": "linear", "sd": 0.012, "interval_95": None, "seeds": 3},
+            "linear (paper) on cifar10, global, BatchNorm running",
+            "50.0 ± 1.2 % (3 seeds)",
         ),
         (
-            [{"protocol": "semi", "accuracy": a, "seed": s} for s, a in enumerate((0.4, 0.5, 0.6))],
-            [("semi", "50.0 ± 10.0 % (n = 3)")],
+            {"encoder": "clients", "test_images": "own classes", "sd": 0.1, "interval_95": None, "clients": 5},
+            "knn (paper) on cifar10, clients, own classes, BatchNorm running",
+            "50.0 ± 10.0 % (5 clients)",
         ),
-        ([{"protocol": "knn", "note": "no number"}], []),
-        ([{"accuracy": 0.25}], [("evaluation", "25.0 %")]),
     ],
 )
-def test_evaluation_lines_of_several_shapes(lines, expected):
-    assert evaluation_results(lines) == expected
+def test_evaluation_entries(tmp_path, changes, label, text):
+    record = RunRecord.read(write_run(tmp_path / "run", summary=changed(SUMMARY, evaluation=[entry(**changes)])))
+    (row,) = [row for row in results([record]) if row.label == label]
+    assert row.values == (text,)
 
 
 def test_table_on_the_screen(tmp_path):
@@ -128,7 +142,6 @@ def test_sizes(count, text):
         ("config.toml", "rounds = ", r"config\.toml: not readable as TOML"),
         ("config.toml", "rounds = 3", r"config\.toml: not the config of a run \(no table \[method\]\)"),
         ("config.toml", None, r"not a run folder \(config\.toml is missing\)"),
-        ("evaluation.jsonl", "x\n", r"evaluation\.jsonl, line 1: damaged"),
         ("environment.json", b"\xff\xfe", r"environment\.json: cannot be read"),
         ("rounds.jsonl", b"\xff\xfe", r"rounds\.jsonl: cannot be read"),
     ],

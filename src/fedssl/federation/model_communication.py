@@ -164,7 +164,7 @@ class FedEMA(_DivergenceRule):
     scale: NonNegative | None = None
     tau: Fraction = 0.7
     apply_to: Literal["both", "encoder", "predictor"] = "both"
-    between: Between = "before-after"
+    between: Between = "global-local"
     norm: Norm = "l2"
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:

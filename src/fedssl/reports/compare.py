@@ -1,6 +1,5 @@
 """Runs beside each other: which settings differ, and what came out."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,52 +61,35 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:
-    found = [dict(evaluation_results(record.evaluation)) for record in records]
+    found = [{evaluation_label(entry): _evaluation_text(entry) for entry in record.evaluation} for record in records]
     labels = dict.fromkeys(label for one in found for label in one)
     return [Row(label, tuple(one.get(label, NOT_SET) for one in found)) for label in labels]
 
 
-def evaluation_results(lines: Sequence[Table]) -> list[tuple[str, str]]:
-    """(what was evaluated, result) for the lines of evaluation.jsonl; several seeds of one thing become mean ± sd."""
-    groups: dict[str, list[Table]] = {}
-    for line in lines:
-        if evaluation_value(line) is not None:
-            groups.setdefault(evaluation_label(line), []).append(line)
-    return [(label, _evaluation_text(group)) for label, group in groups.items()]
+def evaluation_label(entry: Table) -> str:
+    """What was evaluated, in words: an entry of the headline that `fedssl evaluate` put into summary.json."""
+    whose = "" if entry["test_images"] == "all" else ", own classes"
+    return (
+        f"{entry['protocol']} ({entry['variant']}) on {entry['data']}, {entry['encoder']}{whose}, "
+        f"BatchNorm {entry['batchnorm']}"
+    )
 
 
-def evaluation_label(line: Table) -> str:
-    named = [line[key] for key in ("protocol", "variant", "encoder", "labels", "fraction") if key in line]
-    return ", ".join(str(part) for part in named if part not in (None, "")) or "evaluation"
+def evaluation_accuracy(entry: Table) -> str:
+    text = percent(entry["accuracy"])
+    return text if entry["sd"] is None else text.replace(" %", f" ± {100 * entry['sd']:.1f} %")
 
 
-def evaluation_value(line: Table) -> float | None:
-    for key in ("accuracy", "value", "score"):
-        if isinstance(line.get(key), int | float):
-            return float(line[key])
-    return None
+def evaluation_basis(entry: Table) -> str:
+    """What the number rests on: a 95 % interval over images, or a spread over clients or seeds."""
+    if entry["interval_95"] is not None:
+        low, high = entry["interval_95"]
+        return f"{100 * low:.1f}–{100 * high:.1f} %"
+    return f"{entry['clients']} clients" if entry["clients"] else f"{entry['seeds']} seeds"
 
 
-def evaluation_interval(line: Table) -> str:
-    """`41.0–43.2 %` where a line has an interval under one of the names in use, else nothing."""
-    interval = line.get("interval")
-    if isinstance(interval, dict):
-        low, high = interval.get("low"), interval.get("high")
-    elif isinstance(interval, list | tuple) and len(interval) == 2:
-        low, high = interval
-    else:
-        low, high = line.get("low"), line.get("high")
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
-        return ""
-    return f"{100 * low:.1f}–{100 * high:.1f} %"
-
-
-def _evaluation_text(group: list[Table]) -> str:
-    values = [value for value in map(evaluation_value, group) if value is not None]
-    if len(values) > 1:
-        return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f} % (n = {len(values)})"
-    interval = evaluation_interval(group[0])
-    return percent(values[0]) + (f" ({interval})" if interval else "")
+def _evaluation_text(entry: Table) -> str:
+    return f"{evaluation_accuracy(entry)} ({evaluation_basis(entry)})"
 
 
 def _with_spread(record: RunRecord, measure: str) -> str:

@@ -19,7 +19,6 @@ class RunRecord:
     config: Table
     summary: Table
     rounds: list[Table]
-    evaluation: list[Table]
     environment: Table
 
     @classmethod
@@ -34,7 +33,6 @@ class RunRecord:
             read_config(path),
             read_json(path / "summary.json"),
             read_rounds(path / "rounds.jsonl"),
-            read_lines(path / "evaluation.jsonl") if (path / "evaluation.jsonl").exists() else [],
             read_json(path / "environment.json") if (path / "environment.json").exists() else {},
         )
 
@@ -45,6 +43,11 @@ class RunRecord:
     @property
     def status(self) -> str:
         return str(self.summary.get("status", "unknown"))
+
+    @property
+    def evaluation(self) -> list[Table]:
+        """What `fedssl evaluate` found, its headline: one entry for each encoder, dataset, protocol and mode."""
+        return list(self.summary.get("evaluation", []))
 
     @property
     def title(self) -> str:

@@ -1,7 +1,5 @@
 """Small networks, images and federations that tests share."""
 
-from dataclasses import replace
-
 import torch
 
 from fedssl.data.augmentations import Recipe
@@ -20,6 +18,18 @@ from fedssl.networks.heads import HeadSizes
 from fedssl.seeding import global_stream
 from fedssl.weights import Weights
 
+# A whole experiment in about a second: overrides for the preset `smoke`.
+TINY = {
+    "data.train_images": 80,
+    "data.test_images": 40,
+    "data.image_size": 16,
+    "network.width": 4,
+    "network.head_hidden": 16,
+    "network.head_out": 8,
+    "local_training.batch_size": 8,
+    "rounds": 2,
+    "threads": 1,
+}
 HEADS = HeadSizes(hidden=16, out=8)
 TRAINING = LocalTraining(epochs=1, batch_size=8, lr=0.05)
 
@@ -89,6 +99,3 @@ def state_digests(store, outcome):
         weights = store.load(client, accepted).weights
         found[client] = (weights.online.digest(), weights.predictor.digest(), weights.target.digest())
     return found
-
-
-__all__ = [name for name in dir() if not name.startswith("_")] + ["replace"]

@@ -4,28 +4,14 @@ import tomllib
 
 import pytest
 import torch
+from small import TINY
 
 import fedssl
 from fedssl.build import build, build_method, choose_device
-from fedssl.config import Raw
 from fedssl.errors import FedsslError
 from fedssl.experiment import load
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
-
-TINY: Raw = {
-    "data.train_images": 80,
-    "data.test_images": 40,
-    "data.image_size": 16,
-    "partition.num_clients": 4,
-    "partition.classes_per_client": 5,
-    "network.width": 4,
-    "network.head_hidden": 16,
-    "network.head_out": 8,
-    "local_training.batch_size": 8,
-    "rounds": 2,
-    "threads": 1,
-}
 
 
 def run(folder, preset="smoke", view=None, **overrides):
@@ -172,8 +158,7 @@ def test_standalone_reports_mean_and_spread_over_clients(tmp_path):
 
 
 def test_centralised_is_one_client(tmp_path):
-    overrides = {key: value for key, value in TINY.items() if not key.startswith("partition.")}
-    report = load("smoke+centralised", overrides).run(tmp_path / "run")
+    report = load("smoke+centralised", TINY).run(tmp_path / "run")
     assert report.summary["data"]["clients"] == [80]
 
 
@@ -224,8 +209,6 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, overrides, me
     settings = dict(TINY)
     if "data.name" in overrides:
         settings.pop("data.image_size")
-    if "partition.name" in overrides:
-        settings.pop("partition.classes_per_client")
     with pytest.raises(FedsslError, match=message):
         load("smoke", settings | overrides).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -3,20 +3,18 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small import TINY
 
 from fedssl.errors import FedsslError
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
 from fedssl.weights import Weights
 
-SMALL = {"data.train_images": 80, "data.test_images": 40, "data.image_size": 16, "network.width": 4, "rounds": 2}
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"
-    settings = {"network.head_hidden": 16, "network.head_out": 8, "local_training.batch_size": 8, "threads": 1}
-    load("smoke", SMALL | settings).run(path)
+    load("smoke", TINY).run(path)
     return path
 
 

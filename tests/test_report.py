@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 from html_page import HtmlPage
+from small import TINY
 
 from fedssl.errors import FedsslError
 from fedssl.evaluate import Request, evaluate
@@ -16,17 +17,7 @@ from fedssl.finished_run import FinishedRun
 from fedssl.report import write_report
 from fedssl.reports.progress import QuietView
 
-TINY = {
-    "data.train_images": 120,
-    "data.test_images": 60,
-    "data.image_size": 16,
-    "network.width": 4,
-    "network.head_hidden": 16,
-    "network.head_out": 8,
-    "local_training.batch_size": 8,
-    "rounds": 3,
-    "threads": 1,
-}
+SETTINGS = TINY | {"data.train_images": 120, "data.test_images": 60, "rounds": 3}
 IMAGE_FIGURES = ("map-pca", "map-tsne", "confusion", "neighbours", "holdings", "views")
 ROUND_FIGURES = ("accuracy", "loss", "divergence", "mu", "ema", "collapse", "seconds", "bytes")
 
@@ -35,15 +26,15 @@ ROUND_FIGURES = ("accuracy", "loss", "divergence", "mu", "ema", "collapse", "sec
 def runs(tmp_path_factory):
     """Three runs: FedEMA with a linear probe, standalone, and one stopped in its first round."""
     folder = tmp_path_factory.mktemp("runs")
-    load("smoke", TINY | {"evaluation.linear_probe": True, "evaluation.linear_epochs": 2}).run(folder / "fedema")
-    load("smoke+standalone", TINY | {"rounds": 2}).run(folder / "alone")
+    load("smoke", SETTINGS | {"evaluation.linear_probe": True, "evaluation.linear_epochs": 2}).run(folder / "fedema")
+    load("smoke+standalone", SETTINGS | {"rounds": 2}).run(folder / "alone")
 
     class Impatient(QuietView):
         def step(self, *details):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load("smoke", TINY).run(folder / "stopped", Impatient())
+        load("smoke", SETTINGS).run(folder / "stopped", Impatient())
     return folder
 
 
@@ -190,7 +181,7 @@ def test_fewer_images_on_request(runs, tmp_path):
 
 
 def test_local_batchnorm_is_looked_at_with_reestimated_statistics(tmp_path):
-    load("smoke", TINY | {"rounds": 1, "aggregation.batchnorm": "local-layers"}).run(tmp_path / "run")
+    load("smoke", SETTINGS | {"rounds": 1, "aggregation.batchnorm": "local-layers"}).run(tmp_path / "run")
     page, left_out = report([tmp_path / "run"], tmp_path / "r.html")
     knn = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["knn_reestimated"]
     assert f"{100 * knn:.1f} % are named rightly" in page.figures["run1-confusion"]["caption"]
@@ -244,7 +235,7 @@ def test_runs_side_by_side(runs, tmp_path):
 
 
 def test_divergences_of_different_rules_are_not_passed_off_as_one(runs, tmp_path):
-    load("smoke", TINY | {"update_rule.between": "before-after"}).run(tmp_path / "authors")
+    load("smoke", SETTINGS | {"update_rule.between": "before-after"}).run(tmp_path / "authors")
     page, _ = report([runs / "fedema", tmp_path / "authors"], tmp_path / "r.html", images=0)
     caption = page.figures["compared-divergence"]["caption"]
     assert "Not the same measure" in caption

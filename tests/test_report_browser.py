@@ -2,23 +2,12 @@
 
 import pytest
 from check_report import Browser, problems
+from small import TINY
 
 from fedssl.experiment import load
 from fedssl.report import write_report
 
 pytestmark = pytest.mark.browser
-
-TINY = {
-    "data.train_images": 120,
-    "data.test_images": 60,
-    "data.image_size": 16,
-    "network.width": 4,
-    "network.head_hidden": 16,
-    "network.head_out": 8,
-    "local_training.batch_size": 8,
-    "rounds": 2,
-    "threads": 1,
-}
 
 
 @pytest.fixture(scope="module")

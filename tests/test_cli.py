@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from runs import CONFIG, changed, write_run
+from written_runs import CONFIG, changed, write_run
 
 TINY = [
     *("--set", "data.train_images=80", "--set", "data.test_images=40", "--set", "data.image_size=16"),

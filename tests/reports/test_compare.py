@@ -2,7 +2,7 @@ import io
 
 import pytest
 from rich.console import Console
-from runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
+from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.errors import FedsslError
 from fedssl.reports.compare import Row, differing_settings, duration, results, size

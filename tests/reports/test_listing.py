@@ -4,7 +4,7 @@ import time
 
 import pytest
 from rich.console import Console
-from runs import ROUNDS, SUMMARY, changed, write_run
+from written_runs import ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.errors import FedsslError
 from fedssl.reports.listing import Listed, list_runs

@@ -2,7 +2,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from runs import CONFIG, ROUNDS, SUMMARY, changed
+from written_runs import CONFIG, ROUNDS, SUMMARY, changed
 
 from fedssl.errors import FedsslError
 from fedssl.reports import loggers

@@ -1,6 +1,6 @@
 import csv
 
-from runs import ROUNDS
+from written_runs import ROUNDS
 
 from fedssl.reports.metrics import COLUMNS, append_csv, metrics_of
 

@@ -4,7 +4,7 @@ import tomllib
 from importlib import resources
 
 import pytest
-from runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
+from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.data.partition import PARTITIONS
 from fedssl.federation.model_communication import UPDATE_RULES

@@ -62,6 +62,11 @@ class RunRecord:
         """A measure of the random encoder."""
         return _number(self.summary.get("initial", {}).get(measure))
 
+    def baseline(self, measure: str) -> float | None:
+        """What a trained encoder must beat: the random one, in the BatchNorm mode that suits it better."""
+        modes = [self.first(measure), self.first(f"{measure}_reestimated")]
+        return max((value for value in modes if value is not None), default=None)
+
     def last(self, measure: str) -> float | None:
         """The newest value of a measure: the final one, or of an interrupted run the last that was taken."""
         final = _number(self.summary.get("final", {}).get(measure))

@@ -58,7 +58,7 @@ def _how(record: RunRecord) -> str:
 
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
-    first, last = record.first("knn"), record.last("knn")
+    first, last = record.baseline("knn"), record.last("knn")
     if first is None:
         return "No accuracy was recorded."
     test = (
@@ -88,12 +88,13 @@ def tiles(record: RunRecord) -> list[Tile]:
     """The headline numbers; what was not measured is left out."""
     summary, found = record.summary, []
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
-        first, last, spread = record.first(measure), record.last(measure), record.last(f"{measure}_sd")
+        first, last, spread = record.baseline(measure), record.last(measure), record.last(f"{measure}_sd")
         if last is None and first is not None:
             found.append(Tile(label, percent(first), "of the random encoder; no round was finished"))
         elif last is not None:
             value = percent(last) if spread is None else f"{100 * last:.1f} ± {100 * spread:.1f} %"
-            gain = "" if first is None else f"from {percent(first)} at random init ({100 * (last - first):+.1f} points)"
+            better = "random encoder at its best"
+            gain = "" if first is None else f"{100 * (last - first):+.1f} points over the {better}, {percent(first)}"
             found.append(Tile(label, value, gain))
     if summary.get("mean_mu") is not None:
         share = summary.get("ema_share")

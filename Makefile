@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report format clean
+.PHONY: help demo test check check-report check-loggers format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
 	@echo "make test    every check and test"
 	@echo "make check   lint, format, types, layers, spelling (no tests)"
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
+	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
@@ -36,7 +37,11 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 -m 'not browser'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers'
+
+check-loggers: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m loggers
 
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser

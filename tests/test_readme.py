@@ -1,7 +1,6 @@
 """What the README shows must work as it stands there."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,3 @@ def test_the_two_commands_are_shown_and_exist(command):
 def test_links_lead_somewhere():
     for link in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
         assert (README.parent / link).exists(), link
-
-
-def test_supported_python():
-    assert sys.version_info >= (3, 11)

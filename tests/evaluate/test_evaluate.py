@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small import TINY
 
 from fedssl.data import datasets
 from fedssl.data.datasets import Dataset
@@ -23,19 +24,7 @@ from fedssl.finished_run import FinishedRun
 from fedssl.reports.run_record import read_lines
 from fedssl.weights import Weights
 
-SMALL = {
-    "data.train_images": 120,
-    "data.test_images": 40,
-    "data.image_size": 16,
-    "network.width": 4,
-    "network.head_hidden": 16,
-    "network.head_out": 8,
-    "local_training.batch_size": 8,
-    "evaluation.linear_probe": True,
-    "evaluation.linear_epochs": 3,
-    "rounds": 2,
-    "threads": 1,
-}
+SMALL = TINY | {"data.train_images": 120, "evaluation.linear_probe": True, "evaluation.linear_epochs": 3}
 QUICK = {"linear": 3, "semi": 2, "supervised": 2}
 
 

@@ -108,7 +108,7 @@ def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, co
         time.sleep(0.05)
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
-    assert err == f"stopped: the finished rounds are in {folder}\n"
+    assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} goes on\n"
     assert process.returncode == code
     assert '"interrupted"' in (folder / "summary.json").read_text()
 

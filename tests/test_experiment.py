@@ -30,6 +30,9 @@ def finished(tmp_path_factory):
 
 def test_run_folder_has_everything(finished):
     assert sorted(path.name for path in finished.folder.iterdir()) == [
+        ".lock",
+        ".owner.json",
+        "checkpoints",
         "clients",
         "config.toml",
         "encoder.safetensors",
@@ -219,7 +222,7 @@ class Recorder(QuietView):
     def __init__(self):
         self.lines, self.steps, self.total = [], 0, 0
 
-    def start(self, title, rounds, steps):
+    def start(self, title, rounds, steps, done):
         self.total = steps
         self.lines.append(title)
 
@@ -269,8 +272,8 @@ class Noting:
     def __init__(self):
         self.seen = []
 
-    def start(self, folder, config):
-        self.seen.append((folder.name, config["rounds"]))
+    def start(self, folder, config, done):
+        self.seen.append((folder.name, config["rounds"], done))
 
     def log_round(self, record):
         self.seen.append(record)
@@ -283,7 +286,7 @@ def test_loggers_get_every_round_and_the_summary(tmp_path):
     logger = Noting()
     report = load("smoke", TINY).run(tmp_path / "run", loggers=[logger])
     start, *records, summary = logger.seen
-    assert start == ("run", 2)
+    assert start == ("run", 2, None)
     assert records == RunFolder(report.folder).read_rounds()
     assert summary == report.summary
 

@@ -87,6 +87,8 @@ def build(config: Config) -> Parts:
         rule,
         AGGREGATORS[config.aggregation.name],
         method.pool,
+        config.failures.min_clients,
+        config.failures.retries,
     )
     monitor = _monitor(config, dataset)
     return Parts(dataset, partition, client, server, monitor, device, remarks)

@@ -17,6 +17,7 @@ from fedssl.data.datasets import DATASETS
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import PARTITIONS
 from fedssl.errors import FedsslError
+from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
@@ -75,6 +76,17 @@ class Evaluation(BaseModel):
     linear_epochs: Count = 200
 
 
+class Failures(BaseModel):
+    """What happens when clients fail in a round."""
+
+    model_config = STRICT
+    min_clients: Count | None = Field(
+        None, description="good replies that a round needs; left out: half of those asked"
+    )
+    retries: Annotated[int, Ge(0)] = Field(1, description="how often the missing are asked again below min_clients")
+    client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; left out: any")
+
+
 class Run(BaseModel):
     model_config = STRICT
     seed: Annotated[int, Ge(0)] = 0
@@ -84,6 +96,7 @@ class Run(BaseModel):
     threads: Annotated[int, Ge(0)] = Field(
         0, description="torch threads; 0: PyTorch's choice; other counts, other bits"
     )
+    keep_checkpoints: Annotated[int, Ge(LEAST_KEPT)] = Field(2, description="the newest may turn out damaged: keep two")
 
 
 @dataclass(frozen=True)
@@ -101,12 +114,13 @@ class Config:
     augmentation: Choice
     local_training: LocalTraining
     evaluation: Evaluation
+    failures: Failures
 
     def as_raw(self) -> Raw:
         raw = self.run.model_dump()
         for name in ("data", "partition", "method", "update_rule", "augmentation"):
             raw[name] = getattr(self, name).as_raw()
-        for name in ("client_sampling", "network", "aggregation", "evaluation"):
+        for name in ("client_sampling", "network", "aggregation", "evaluation", "failures"):
             raw[name] = getattr(self, name).model_dump()
         raw["local_training"] = vars(self.local_training).copy()
         return _without_none(raw)
@@ -135,6 +149,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "network": Network,
     "aggregation": Aggregation,
     "evaluation": Evaluation,
+    "failures": Failures,
 }
 TABLES = (*CHOICES, *MODELS, "local_training")
 
@@ -280,3 +295,6 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )
+    asked, needed = per_round or num_clients, config.failures.min_clients
+    if needed is not None and needed > asked:
+        raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")

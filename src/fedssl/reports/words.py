@@ -5,8 +5,9 @@ from importlib import resources
 from typing import Any
 
 from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.files import size_text
 from fedssl.methods import METHODS
-from fedssl.reports.compare import duration, number, percent, size, traffic
+from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile
 from fedssl.reports.run_record import RunRecord, Table
 from fedssl.reports.warnings import RunWarnings
@@ -108,7 +109,7 @@ def tiles(record: RunRecord) -> list[Tile]:
     if summary.get("seconds") is not None:
         found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
     if summary.get("bytes_up") is not None:
-        up, down = size(summary["bytes_up"]), size(summary.get("bytes_down", 0))
+        up, down = size_text(summary["bytes_up"]), size_text(summary.get("bytes_down", 0))
         found.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
     return found
 

@@ -52,10 +52,8 @@ def sync(path: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Takes the name away first: a kill in between leaves rubbish that `sweep` finds, never half a folder."""
-    rubbish = folder.with_name(f"{folder.name}.{os.getpid()}{UNFINISHED}")
+    rubbish = folder.with_name(f"{folder.name}.{os.getpid()}.removed{UNFINISHED}")
     with storing(folder):
-        if rubbish.exists():
-            shutil.rmtree(rubbish)
         folder.replace(rubbish)
         shutil.rmtree(rubbish)
 

@@ -58,6 +58,7 @@ def run(folder, rule="fedema", method="byol", *, rounds=2, clients=4, per_round=
     if client is None:
         client = make_client(make_method(method, seed=seed), rule, clients=clients, rounds=rounds, seed=seed)
     server = Server(clients, per_round, seed, rule, weighted_average, client.method.pool)
+    folder.mkdir(exist_ok=True)
     store = ClientStore(folder)
     state = ServerState(0, client.initial_global_weights())
     return list(run_rounds(server, InProcessEngine(client, store), state, rounds)), store

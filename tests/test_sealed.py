@@ -83,7 +83,7 @@ def test_a_fact_that_is_not_a_number_is_never_written(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match=r"file/a: cannot be written: Not a directory"):
+    with pytest.raises(StorageError, match=r"file/a: cannot be written: File exists"):
         make(tmp_path / "file" / "a")
 
 

@@ -53,6 +53,8 @@ class Running:
         self.view.start(self._title(), self.config.run.rounds, self._steps_after(done), done)
         for remark in self.parts.remarks:
             self.view.say(f"note: {remark}")
+        for folder in (self.folder.checkpoints, self.folder.clients):
+            folder.mkdir(exist_ok=True)
         state = self._return_to(checkpoint) if checkpoint else self._begin()
         limit = self.config.failures.client_timeout
         engine = InProcessEngine(self.parts.client, self.store, self.view.step, limit)

@@ -51,7 +51,8 @@ def seal(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Sea
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}{UNFINISHED}")
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with storing(folder, needed):
-        unfinished.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # one level: a run folder that vanished is not made again in silence
+        unfinished.mkdir()
         try:
             _write(unfinished, tensors, facts)
             if folder.exists():

@@ -25,6 +25,7 @@ class Federation:
     def __init__(self, folder, rule=None, disturb=lambda task, reply: [reply], **options):
         self.rule = rule or FedEMA()
         self.client = make_client(make_method(), self.rule)
+        folder.mkdir(exist_ok=True)
         self.store = ClientStore(folder)
         self.server = Server(4, None, 0, self.rule, weighted_average, self.client.method.pool, **options)
         self.state = ServerState(0, self.client.initial_global_weights())

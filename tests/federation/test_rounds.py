@@ -16,6 +16,11 @@ def make_server(rule=None, clients=4, pool=lambda payloads: {}):
     return Server(clients, None, 0, rule or Replace(), weighted_average, pool)
 
 
+def made(folder):
+    folder.mkdir()
+    return folder
+
+
 def test_rounds_count_from_one_and_record_what_travels(tmp_path):
     outcomes, _ = run(tmp_path, rounds=3)
     assert [outcome.state.round_number for outcome in outcomes] == [1, 2, 3]
@@ -42,7 +47,7 @@ def test_results_in_any_order_give_the_same_state(tmp_path):
 
     forwards, forwards_store = run(tmp_path / "a", "fedema", rounds=2)
     client = make_client(make_method(), FedEMA())
-    state, store = ServerState(0, client.initial_global_weights()), ClientStore(tmp_path / "b")
+    state, store = ServerState(0, client.initial_global_weights()), ClientStore(made(tmp_path / "b"))
     for _ in range(2):
         outcome = run_round(make_server(FedEMA()), Backwards(client, store), state)
         state = outcome.state
@@ -62,7 +67,7 @@ def test_a_lost_reply_is_trained_again_from_the_accepted_state(tmp_path):
     """Two clients trained round 2 in vain; the repeated round gives the same bits as if nothing had happened."""
     expected, expected_store = run(tmp_path / "a", "fedema", rounds=2)
     client = make_client(make_method(), FedEMA())
-    server, store = make_server(FedEMA()), ClientStore(tmp_path / "b")
+    server, store = make_server(FedEMA()), ClientStore(made(tmp_path / "b"))
     engine = type("Plain", (), {"run_tasks": lambda self, tasks: [handle(client, store, task) for task in tasks]})()
     first = run_round(server, engine, ServerState(0, client.initial_global_weights()))
     for k in (0, 2):

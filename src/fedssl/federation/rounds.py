@@ -90,10 +90,11 @@ def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
 def accept(server: Server, state: ServerState, results: list[TrainResult]) -> ServerState:
     """Aggregates, then notes for every client of the round what its next task carries."""
     round_number = state.round_number + 1
+    results = sorted(results, key=lambda result: result.client_id)  # the same bits in whatever order replies came
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return ServerState(round_number, state.global_weights, accepted, state.notes, state.payload)
-    aggregated = server.aggregate(results)
+    aggregated = server.aggregate(results, state.global_weights)
     notes = dict(state.notes)
     for result in results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, aggregated)

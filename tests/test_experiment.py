@@ -11,6 +11,7 @@ import fedssl
 from fedssl.build import build, build_method, choose_device
 from fedssl.errors import FedsslError
 from fedssl.experiment import load
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
 
@@ -172,6 +173,17 @@ def test_local_batchnorm_runs_and_is_evaluated_with_reestimated_statistics(tmp_p
     records = RunFolder(report.folder).read_rounds()
     assert 0 <= records[1]["knn"] <= 1
     assert "knn_reestimated" in report.summary["final"]
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_aggregator_runs_from_the_config(tmp_path, name):
+    settings = {"partition.num_clients": 5, "partition.classes_per_client": 4, "aggregation.name": name}
+    report = run(tmp_path / "run", **settings)
+    assert report.summary["status"] == "finished"
+    assert tomllib.loads((report.folder / "config.toml").read_text())["aggregation"]["name"] == name
+    usual = run(tmp_path / "usual", **settings | {"aggregation.name": "weighted-average"})
+    same = report.summary["weights_sha256"] == usual.summary["weights_sha256"]
+    assert same == (name == "weighted-average")
 
 
 def test_sampling_records_only_the_clients_of_the_round(tmp_path):

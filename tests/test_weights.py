@@ -6,27 +6,34 @@ import torch
 from torch import nn
 
 from fedssl.networks.backbones import resnet18
-from fedssl.weights import Weights, average, conv_names, divergence, interpolate, non_finite
+from fedssl.weights import Average, Weights, conv_names, divergence, interpolate, non_finite
 
 
 def weights(value, counter=0):
     return Weights({"w": torch.tensor(value, dtype=torch.float32)}, {"count": torch.tensor(counter)})
 
 
+def average(*members):
+    mean = Average(sum(share for share, _ in members))
+    for share, member in members:
+        mean.add(share, member)
+    return mean.weights()
+
+
 def test_weighted_average_by_hand():
-    mean = average([(1, weights([1.0, 2.0])), (3, weights([5.0, 10.0]))])
+    mean = average((1, weights([1.0, 2.0])), (3, weights([5.0, 10.0])))
     assert mean.parameters["w"].tolist() == [4.0, 8.0]  # (1·1 + 3·5) / 4, (1·2 + 3·10) / 4
 
 
 def test_average_keeps_counters_whole():
-    mean = average([(1, weights([0.0], 7)), (1, weights([0.0], 8))])
+    mean = average((1, weights([0.0], 7)), (1, weights([0.0], 8)))
     assert mean.buffers["count"].dtype == torch.int64
     assert mean.buffers["count"].item() == 8  # 7.5, rounded to even
 
 
 def test_average_does_not_touch_its_input():
     first = weights([1.0])
-    average([(1, first), (1, weights([3.0]))])
+    average((1, first), (1, weights([3.0])))
     assert first.parameters["w"].item() == 1.0
 
 

@@ -291,6 +291,15 @@ def rules() -> None:
     _print_registry("update_rule", dict(UPDATE_RULES))
 
 
+@app.command()
+def aggregators() -> None:
+    """List the ways to aggregate, some of which stand bad clients, with their settings ([aggregation] in a config)."""
+    from fedssl.config import Uploads
+    from fedssl.federation.model_aggregation import AGGREGATORS
+
+    _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
+
+
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100")],

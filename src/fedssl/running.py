@@ -164,7 +164,7 @@ class Running:
 
     def _evaluate_one(self, weights: Weights, full: bool) -> dict[str, float]:
         weights.load_into(self.encoder)
-        foreign = self.config.aggregation.batchnorm != "average"  # the global model then has no statistics of its own
+        foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
             return self.parts.monitor.full(self.encoder, self.view.evaluating)
         return self.parts.monitor.quick(self.encoder, reestimate=foreign, watch=self.view.evaluating)

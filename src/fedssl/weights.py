@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -79,21 +79,34 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     return copy.contiguous()
 
 
-def average(members: Sequence[tuple[float, Weights]]) -> Weights:
-    """sum_k (n_k / n) W_k, tensor by tensor; integer buffers (BatchNorm's counter) are rounded back to integers."""
-    total = sum(share for share, _ in members)
-    shares = [share / total for share, _ in members]
+class Average:
+    """sum_k (n_k / n) W_k, one W_k at a time, so that the server never holds all of them."""
 
-    def mean(tensors: list[Tensor]) -> Tensor:
-        first = tensors[0]
-        exact = first if first.is_floating_point() else first.double()
-        sum_ = exact * shares[0]
-        for share, tensor in zip(shares[1:], tensors[1:], strict=True):
-            sum_.add_(tensor, alpha=share)
-        return sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
+    def __init__(self, total: float) -> None:
+        self.total = total
+        self._sum = Weights()
+        self._dtypes: dict[str, torch.dtype] = {}
 
-    tensors = [weights.tensors() for _, weights in members]
-    return members[0][1].map(lambda name, _: mean([named[name] for named in tensors]))
+    def add(self, share: float, weights: Weights) -> None:
+        part = share / self.total
+        if not self._dtypes:
+            self._dtypes = {name: tensor.dtype for name, tensor in weights.tensors().items()}
+            self._sum = weights.map(
+                lambda _, tensor: (tensor if tensor.is_floating_point() else tensor.double()) * part
+            )
+            return
+        tensors = weights.tensors()
+        for name, sum_ in self._sum.tensors().items():
+            sum_.add_(tensors[name], alpha=part)
+
+    def weights(self) -> Weights:
+        """The average; integer buffers (BatchNorm's counter) are rounded back to integers."""
+        return self._sum.map(lambda name, sum_: in_dtype(sum_, self._dtypes[name]))
+
+
+def in_dtype(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """A computed value in the type it came from, rounded to the nearest integer where that is a whole number."""
+    return exact.to(dtype) if dtype.is_floating_point else exact.round().to(dtype)
 
 
 def interpolate(local: Weights, global_: Weights, mu: float) -> Weights:

@@ -14,7 +14,7 @@ from fedssl.federation.client import attempt, handle
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import weighted_average
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
 from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, accept, gather, make_task, run_round
 
@@ -27,7 +27,7 @@ class Federation:
         self.client = make_client(make_method(), self.rule)
         folder.mkdir(exist_ok=True)
         self.store = ClientStore(folder)
-        self.server = Server(4, None, 0, self.rule, weighted_average, self.client.method.pool, **options)
+        self.server = Server(4, None, 0, self.rule, WeightedAverage(), self.client.method.pool, **options)
         self.state = ServerState(0, self.client.initial_global_weights())
         self.disturb, self.asked = disturb, []
 
@@ -59,7 +59,7 @@ def test_the_round_goes_on_without_the_one_that_failed(tmp_path):
     second = federation.round()
     assert [one.client_id for one in second.results] == [0, 2, 3]
     assert [str(failure) for failure in second.failures] == ["client 1: exception (ValueError: no)"]
-    average = weighted_average(second.results)
+    average = WeightedAverage()(second.results, first.state.global_weights)
     assert digests(second) == (average.encoder.digest(), average.predictor.digest()), "weights are renormalised"
     assert second.state.accepted_round == {0: 2, 1: 1, 2: 2, 3: 2}
     assert second.state.notes[1] == first.state.notes[1]
@@ -169,7 +169,7 @@ def test_a_second_try_may_be_enough(tmp_path):
     ("asked", "min_clients", "needed"), [(4, None, 2), (5, None, 3), (1, None, 1), (4, 1, 1), (4, 4, 4), (3, 4, 3)]
 )
 def test_quorum(asked, min_clients, needed):
-    assert Server(9, None, 0, Replace(), weighted_average, dict, min_clients).quorum(asked) == needed
+    assert Server(9, None, 0, Replace(), WeightedAverage(), dict, min_clients).quorum(asked) == needed
 
 
 def test_duplicates_replays_and_strangers_are_named_and_counted_once(tmp_path):
@@ -214,7 +214,7 @@ def test_nothing_good_leaves_the_global_weights_alone(tmp_path):
 
 
 def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
-    server = Server(2, None, 0, Replace(), weighted_average, lambda payloads: {})
+    server = Server(2, None, 0, Replace(), WeightedAverage(), lambda payloads: {})
     state = ServerState(3, GlobalWeights(of(1.0), of(2.0)))
     before = state.global_weights.encoder.copy()
     huge = [result(0, (3e38,), (0.0,)), result(1, (3e38,), (0.0,))]
@@ -236,7 +236,7 @@ def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
 
 def test_every_order_of_five_replies_gives_the_same_bits():
     stream = torch.Generator().manual_seed(0)
-    server = Server(5, None, 0, FedEMA(), weighted_average, lambda payloads: {})
+    server = Server(5, None, 0, FedEMA(), WeightedAverage(), lambda payloads: {})
     start = ServerState(0, GlobalWeights(of(0.0, 0.0, 0.0), of(0.0)))
     tasks = {k: make_task(server, start, k) for k in range(5)}
     replies = [

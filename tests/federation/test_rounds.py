@@ -7,13 +7,13 @@ from fedssl.federation.client import handle
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import weighted_average
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
 from fedssl.federation.rounds import Server, ServerState, accept, make_task, run_round
 
 
 def make_server(rule=None, clients=4, pool=lambda payloads: {}):
-    return Server(clients, None, 0, rule or Replace(), weighted_average, pool)
+    return Server(clients, None, 0, rule or Replace(), WeightedAverage(), pool)
 
 
 def made(folder):
@@ -31,7 +31,7 @@ def test_rounds_count_from_one_and_record_what_travels(tmp_path):
 
 def test_the_global_model_is_the_average_of_what_was_sent(tmp_path):
     outcomes, _ = run(tmp_path, rounds=1)
-    average = weighted_average(outcomes[0].results)
+    average = WeightedAverage()(outcomes[0].results, make_client(make_method(), Replace()).initial_global_weights())
     assert digests(outcomes[0]) == (average.encoder.digest(), average.predictor.digest())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedssl.errors import RoundError
+from fedssl.errors import FedsslError, RoundError
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import Aggregator
@@ -136,18 +136,28 @@ def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
 def accept(server: Server, state: ServerState, results: list[TrainResult]) -> ServerState:
     """Aggregates, then notes for every client of the round what its next task carries."""
     round_number = state.round_number + 1
+    results = sorted(results, key=lambda result: result.client_id)  # the same bits in whatever order replies came
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return ServerState(round_number, state.global_weights, accepted, state.notes, state.payload)
-    aggregated = server.aggregate(results)
-    broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]
-    if broken:
-        raise RoundError(
-            f"round {round_number}: the aggregate of {broken[0]} is NaN or infinite; the global weights stay as they "
-            f"were after round {state.round_number} (a robust aggregation.name may help)"
-        )
+    aggregated = _aggregated(server, state, results)
     notes = dict(state.notes)
     for result in results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, aggregated)
     payload = server.pool([result.payload for result in results])
     return ServerState(round_number, aggregated, accepted, notes, payload)
+
+
+def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> GlobalWeights:
+    unchanged = f"the global weights stay as they were after round {state.round_number}"
+    try:
+        aggregated = server.aggregate(results, state.global_weights)
+    except FedsslError as error:  # e.g. Krum, when clients failed and too few are left
+        raise RoundError(f"round {state.round_number + 1}: {error}; {unchanged}") from None
+    broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]
+    if broken:
+        raise RoundError(
+            f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
+            "(a robust aggregation.name may help)"
+        )
+    return aggregated

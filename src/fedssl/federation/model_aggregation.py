@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from fedssl.federation.messages import GlobalWeights, TrainResult
 from fedssl.settings import Count, Positive
 from fedssl.weights import Average, Weights, in_dtype
 
-VALUES_AT_ONCE = 2**22  # what is sorted or compared in one go, over all clients: tens of MB, however large the tensor
+VALUES_AT_ONCE = 2**18  # what is sorted or compared in one go, over all clients: stays in the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +124,8 @@ def _lengths(upload: Weights, previous: Weights) -> _Lengths:
 def _distance(tensors: Mapping[str, Tensor], previous: Weights) -> float:
     """In float64: the square of a large float32 would be infinite."""
     origin = previous.tensors()
-    return math.hypot(
-        *(float(torch.linalg.vector_norm(tensor.double() - origin[name].double())) for name, tensor in tensors.items())
-    )
+    pairs = (pair.double() for name in tensors for pair in _slices([tensors[name], origin[name]]))
+    return math.hypot(*(float(torch.linalg.vector_norm(to - from_)) for to, from_ in pairs))
 
 
 def _scale(length: float, bound: float) -> float:
@@ -137,10 +137,7 @@ def _shortened(upload: Weights, previous: Weights, scale: float, statistics_scal
 
     def shorten(name: str, tensor: Tensor) -> Tensor:
         by = scale if name in upload.parameters else statistics_scale
-        if by == 1.0 or not tensor.is_floating_point():
-            return tensor
-        start = origin[name].double()
-        return (start + by * (tensor.double() - start)).to(tensor.dtype)
+        return tensor if by == 1.0 or not tensor.is_floating_point() else torch.lerp(origin[name], tensor, by)
 
     return upload.map(shorten)
 
@@ -229,18 +226,23 @@ def _by_coordinate(uploads: Sequence[Weights], pick: Callable[[Tensor], Tensor])
     named = [upload.tensors() for upload in uploads]
 
     def combine(name: str, first: Tensor) -> Tensor:
-        picked = [pick(values.sort(dim=0).values) for values in _slices([tensors[name] for tensors in named])]
-        return torch.cat(picked).reshape(first.shape) if picked else first.clone()
+        picked = [pick(_in_order(values)) for values in _slices([tensors[name] for tensors in named])]
+        return torch.cat(picked).reshape(first.shape)
 
     return uploads[0].map(combine)
 
 
 def _slices(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """The clients' versions of one tensor as rows of a K x … matrix, cut so that none is large."""
-    rows = [tensor.reshape(-1) for tensor in tensors]
-    width = max(VALUES_AT_ONCE // len(rows), 1)
-    for start in range(0, len(rows[0]), width):
-        yield torch.stack([row[start : start + width] for row in rows])
+    width = max(VALUES_AT_ONCE // len(tensors), 1)
+    for rows in zip(*(torch.split(tensor.reshape(-1), width) for tensor in tensors), strict=True):
+        yield torch.stack(rows)
+
+
+def _in_order(values: Tensor) -> Tensor:
+    """Sorted by numpy, which is several times faster at this; bfloat16, which it lacks, fits into float32."""
+    known = values.float() if values.dtype == torch.bfloat16 else values
+    return torch.from_numpy(np.sort(known.numpy(), axis=0)).to(values.dtype)
 
 
 def _middle(ordered: Tensor) -> Tensor:

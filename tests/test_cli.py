@@ -135,6 +135,44 @@ def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, co
     assert '"interrupted"' in (folder / "summary.json").read_text()
 
 
+def test_the_same_command_goes_on_and_fresh_starts_beside_it(tmp_path):
+    folder = tmp_path / "run"
+    command = ("run", "smoke", *TINY, "--set", "threads=1", "--out", str(folder))
+    assert fedssl(*command)[0] == 0
+    code, out, _ = fedssl(*command)
+    assert (code, "this run is finished, nothing is left to do" in out) == (0, True)
+    code, _, err = fedssl(*command, "--set", "rounds=3")
+    assert code == 2
+    begun = f"error: {folder}: this run was begun with other settings"
+    assert err == f"{begun}: rounds 2 → 3. They may change: say so with --force\n"
+    code, out, _ = fedssl(*command, "--set", "rounds=3", "--force")
+    assert code == 0
+    assert "goes on after round 2" in out
+    assert "round 3/3" in out
+    before = sorted(path for path in folder.rglob("*"))
+    code, out, _ = fedssl(*command, "--fresh")
+    assert code == 0
+    assert "round 1/2" in out
+    assert (tmp_path / "run-2" / "summary.json").exists()
+    assert sorted(path for path in folder.rglob("*")) == before, "nothing is deleted"
+
+
+def test_too_few_clients_end_with_code_4_and_a_damaged_run_with_code_3(tmp_path):
+    folder = tmp_path / "run"
+    command = ("run", "smoke", *TINY, "--out", str(folder))
+    code, out, err = fedssl(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
+    assert code == 4
+    assert "error: round 1: 0 clients delivered, 2 are needed" in err
+    assert "client 3: non-finite" in err
+    assert "Traceback" not in err
+    assert (folder / "failures.jsonl").read_text().count("\n") == 4
+    assert "warning: round 1: client 0: non-finite" in out
+    (folder / "checkpoints" / "round-000000" / "manifest.json").write_text("{}")
+    code, _, err = fedssl(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
+    assert code == 3
+    assert "round-000000/manifest.json: damaged" in err
+
+
 def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
     """The command's own function, with the training cut short: the real demo takes minutes."""
     from typer.testing import CliRunner

@@ -90,7 +90,10 @@ class Run(BaseModel):
     model_config = STRICT
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 100
-    engine: Literal["in-process"] = "in-process"
+    engine: Literal["auto", "in-process", "processes"] = Field(
+        "auto", description="clients one after another, or side by side in processes; auto: what is faster here"
+    )
+    workers: Count | Literal["auto"] = Field("auto", description="worker processes; auto: one for each core or GPU")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps …")
     threads: Annotated[int, Ge(0)] = Field(
         0, description="torch threads; 0: PyTorch's choice; other counts, other bits"

@@ -1,7 +1,7 @@
 """An experiment: config → parts → rounds → evaluation → run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedssl.build import Parts, build
+from fedssl.calibration import choose_engine
 from fedssl.config import Config
 from fedssl.federation.checkpoint import Checkpoint
 from fedssl.presets import load_config
@@ -16,8 +17,8 @@ from fedssl.reports.environment import describe_environment
 from fedssl.reports.loggers import Guarded, Logger
 from fedssl.reports.progress import QuietView, View
 from fedssl.reports.run_folder import RunFolder
-from fedssl.resuming import Change, changed_environment, changed_settings, finished, last_checkpoint
-from fedssl.running import Running
+from fedssl.resuming import Change, as_begun, changed_environment, changed_settings, finished, last_checkpoint
+from fedssl.running import Running, steps_after
 
 
 @dataclass(frozen=True)
@@ -44,58 +45,73 @@ class Experiment:
         """
         path, shown = Path(folder), view or QuietView()
         begun = (path / "config.toml").exists()
-        changed = changed_settings(path, self.config, force) if begun else []
-        if begun and not changed and (summary := finished(path, self.config.run.rounds)):
+        config = as_begun(path, self.config) if begun else self.config
+        changed = changed_settings(path, config, force) if begun else []
+        if begun and not changed and (summary := finished(path, config.run.rounds)):
             shown.say(f"{path}: this run is finished, nothing is left to do")
             return RunReport(path, summary)
-        if self.config.run.threads:
-            torch.set_num_threads(self.config.run.threads)
-        parts = build(self.config)
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
+        parts = build(config)
         run_folder = RunFolder.create(path)
         with run_folder.locked(), shown:
-            guarded = Guarded(loggers, shown.say)
-            running = Running(self.config, parts, run_folder, shown, guarded)
-            checkpoint = self._last_checkpoint(run_folder, running, shown) if begun else None
-            done = checkpoint.state.round_number if checkpoint else None
-            if done is None:
-                self._write_first(run_folder, parts)
-            else:
-                self._note_resumption(run_folder, parts, shown, changed, done)
-            guarded.start(run_folder.path, self.config.as_raw(), done)
-            return RunReport(path, running.run(checkpoint))
+            choice = choose_engine(config, parts, run_folder.clients, steps_after(0, config, parts))
+            if choice.reason:
+                shown.say(f"note: {choice.reason}")
+            course = _Course(replace(config, run=choice.run), parts, run_folder, shown, loggers)
+            return RunReport(path, course.follow(begun, changed))
 
-    def _last_checkpoint(self, folder: RunFolder, running: Running, view: View) -> Checkpoint | None:
+
+class _Course:
+    """From an open and locked run folder to a summary: where it begins, what is noted, and the rounds."""
+
+    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, loggers: Sequence[Logger]) -> None:
+        self.config, self.parts, self.folder, self.view = config, parts, folder, view
+        self.logger = Guarded(loggers, view.say)
+
+    def follow(self, begun: bool, changed: list[Change]) -> dict[str, Any]:
+        running = Running(self.config, self.parts, self.folder, self.view, self.logger)
+        checkpoint = self._last_checkpoint(running) if begun else None
+        done = checkpoint.state.round_number if checkpoint else None
+        if done is None:
+            self._write_first()
+        else:
+            self._note_resumption(changed, done)
+        self.logger.start(self.folder.path, self.config.as_raw(), done)
+        return running.run(checkpoint)
+
+    def _last_checkpoint(self, running: Running) -> Checkpoint | None:
         rounds = self.config.run.rounds
-        checkpoint, damaged = last_checkpoint(folder, running.checkpoints, running.store, rounds)
+        checkpoint, damaged = last_checkpoint(self.folder, running.checkpoints, running.store, rounds)
         for text in damaged:
-            view.say(f"warning: {text}; the run goes on from the one before")
+            self.view.say(f"warning: {text}; the run goes on from the one before")
         return checkpoint
 
-    def _write_first(self, folder: RunFolder, parts: Parts) -> None:
-        folder.write_environment(describe_environment(parts.device))
-        parts.partition.save(folder.partition, self.config.partition.name, self.config.partition.settings)
-        folder.write_config(self.config.as_toml())  # last: it makes the folder one of a run
+    def _write_first(self) -> None:
+        self.folder.write_environment(describe_environment(self.parts.device))
+        partition = self.config.partition
+        self.parts.partition.save(self.folder.partition, partition.name, partition.settings)
+        self.folder.write_config(self.config.as_toml())  # last: it makes the folder one of a run
 
-    def _note_resumption(self, folder: RunFolder, parts: Parts, view: View, changed: list[Change], done: int) -> None:
-        environment = describe_environment(parts.device)
-        bits = changed_environment(folder.path, environment)
+    def _note_resumption(self, changed: list[Change], done: int) -> None:
+        environment = describe_environment(self.parts.device)
+        bits = changed_environment(self.folder.path, environment)
         for change in bits:
-            view.say(f"warning: {change} since the run was begun: it goes on, but not bitwise as without the stop")
+            self.view.say(f"warning: {change} since the run was begun: it goes on, but not bitwise as without the stop")
         for change in changed:
-            view.say(f"note: {change}")
+            self.view.say(f"note: {change}")
             if change.key == "rounds" and self.config.local_training.schedule == "cosine":
-                lr = [self.config.local_training.learning_rate(done + 1, rounds) for rounds in (change.old, change.new)]
-                view.say(
-                    f"note: the cosine now ends at round {change.new}: the next rate is {lr[1]:.4g}, not {lr[0]:.4g}"
-                )
+                rate = self.config.local_training.learning_rate
+                rates = f"the next rate is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
+                self.view.say(f"note: the cosine now ends at round {change.new}: {rates}")
         about = {
             "after_round": done,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "changed": {change.key: [change.old, change.new] for change in [*changed, *bits]},
             "environment": environment,
         }
-        folder.add_resumption(about)
-        folder.write_config(self.config.as_toml())
+        self.folder.add_resumption(about)
+        self.folder.write_config(self.config.as_toml())
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:

@@ -1,6 +1,6 @@
 """Going on with a run folder: what may have changed since, and what would make it another run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,16 @@ def changes(old: Raw, new: Raw) -> list[Change]:
     before, now = flatten(old), flatten(new)
     keys = [*before, *(key for key in now if key not in before)]
     return [Change(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+
+
+def as_begun(folder: Path, config: Config) -> Config:
+    """An engine that is left to us stays the one with which the run was begun: another has other bits."""
+    if config.run.engine != "auto":
+        return config
+    begun = load_config(str(folder / "config.toml")).run
+    threads = config.run.threads or begun.threads
+    chosen = {"engine": begun.engine, "workers": begun.workers, "threads": threads}
+    return replace(config, run=config.run.model_copy(update=chosen))
 
 
 def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:

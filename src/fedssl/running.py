@@ -2,29 +2,30 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from datetime import UTC, datetime
-from functools import cache
 from importlib import metadata
 from typing import Any
 
 from fedssl.build import Parts
+from fedssl.client_side import client_store, for_workers
 from fedssl.config import Config
-from fedssl.data.images import Images, fingerprint
+from fedssl.data.images import fingerprint
 from fedssl.engines.in_process import InProcessEngine
+from fedssl.engines.processes import ProcessEngine
 from fedssl.errors import StorageError
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import Failure
-from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
+from fedssl.federation.rounds import Engine, Round, ServerState, TooFewClientsError, run_rounds
 from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
 from fedssl.reports.encoder_file import save_encoder
 from fedssl.reports.loggers import Logger
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.totals import Totals, mean
 from fedssl.reports.warnings import RunWarnings
 from fedssl.weights import Weights
 
@@ -34,35 +35,30 @@ class Running:
 
     def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, logger: Logger) -> None:
         self.config, self.parts, self.folder, self.view, self.logger = config, parts, folder, view, logger
-        self.store = ClientStore(folder.clients, config.run.keep_checkpoints, self._data_of())
+        self.store = client_store(config, parts, folder.clients)
         self.checkpoints = CheckpointStore(folder.checkpoints, config.run.keep_checkpoints)
         self.warnings = RunWarnings()
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
-        self.records: list[dict[str, Any]] = []
+        self.totals = Totals()
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
 
-    def _data_of(self) -> Callable[[int], str]:
-        images_of = self.parts.client.images_of
-        return cache(lambda client_id: fingerprint(Images(images_of(client_id))))
-
     def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """From a checkpoint, or from the beginning, to the last round; returns the summary."""
         done = checkpoint.state.round_number if checkpoint else 0
-        self.view.start(self._title(), self.config.run.rounds, self._steps_after(done), done)
+        self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
         for remark in self.parts.remarks:
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
             folder.mkdir(exist_ok=True)
         state = self._return_to(checkpoint) if checkpoint else self._begin()
-        limit = self.config.failures.client_timeout
-        engine = InProcessEngine(self.parts.client, self.store, self.view.step, limit)
         status = "interrupted"
         try:
-            for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
-                state = outcome.state
-                self._after_round(outcome)
+            with self._engine() as engine:
+                for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
+                    state = outcome.state
+                    self._after_round(outcome)
             status = "finished"
         except TooFewClientsError as error:
             self._record_failures(error.failures)
@@ -75,6 +71,13 @@ class Running:
                 summary = self._close(status, state)
         return summary
 
+    def _engine(self) -> AbstractContextManager[Engine]:
+        run, limit, watch = self.config.run, self.config.failures.client_timeout, self.view.step
+        if run.engine == "processes" and isinstance(run.workers, int):
+            side = for_workers(self.config, self.folder.clients)
+            return ProcessEngine(side, self.folder.path, run.workers, watch, limit)
+        return nullcontext(InProcessEngine(self.parts.client, self.store, watch, limit))
+
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
         self.folder.cut_back(-1)  # a process that was killed here before may have left a line
@@ -85,10 +88,10 @@ class Running:
 
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
         self.results, self.seconds_before = dict(checkpoint.course["results"]), checkpoint.course["seconds"]
-        self.records = self.folder.cut_back(checkpoint.state.round_number)
-        self.folder.reopen()
-        for record in self.records:
+        for record in self.folder.cut_back(checkpoint.state.round_number):
+            self.totals.add(record)
             self.warnings.check(record)  # said before
+        self.folder.reopen()
         self.view.say(f"goes on after round {checkpoint.state.round_number}")
         return checkpoint.state
 
@@ -105,7 +108,7 @@ class Running:
 
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
-        self.records.append(record)
+        self.totals.add(record)
         self.folder.append_round(record)
         self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
         self.logger.log_round(record)
@@ -142,7 +145,7 @@ class Running:
             "round": round_number,
             "lr": self.config.local_training.learning_rate(round_number, self.config.run.rounds),
             "loss": statistics.fmean(c["loss"] for c in clients),
-            "mu": _mean(c.get("mu") for c in clients),
+            "mu": mean([c["mu"] for c in clients if "mu" in c]),
             "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
             "images_per_second": images / seconds,
             "seconds": outcome.seconds,
@@ -174,19 +177,12 @@ class Running:
         return self.parts.client.first_weights.online.overlaid(state.global_weights.encoder)
 
     def _summary(self, status: str, state: ServerState) -> dict[str, Any]:
-        trained = [record for record in self.records if record["clients"]]
-        mus = [client["mu"] for record in trained for client in record["clients"] if "mu" in client]
         return {
             "status": status,
             "rounds": state.round_number,
             **self.results,
-            "mean_mu": _mean(mus),
-            "ema_share": _mean(record["ema_share"] for record in trained),
-            "final_loss": trained[-1]["loss"] if trained else None,
+            **self.totals.values(),
             "seconds": self._seconds(),
-            "failures": sum(len(record.get("failures", [])) for record in trained),
-            "bytes_up": sum(client["bytes_up"] for record in trained for client in record["clients"]),
-            "bytes_down": sum(client["bytes_down"] for record in trained for client in record["clients"]),
             "weights_sha256": self._encoder_weights(state).digest(),
             "data": {
                 "source": self.parts.dataset.source,
@@ -222,12 +218,6 @@ class Running:
             f"{config.local_training.epochs} epochs on {self.parts.device}"
         )
 
-    def _steps_after(self, done: int) -> int:
-        config, sizes = self.config, self.parts.partition.sizes()
-        steps = [config.local_training.steps_per_epoch(size) * config.local_training.epochs for size in sizes]
-        sampling = (len(sizes), config.client_sampling.clients_per_round, config.run.seed)
-        return sum(steps[k] for r in range(done + 1, config.run.rounds + 1) for k in sample_clients(*sampling, r))
-
     def _disk_needed(self) -> str:
         """In words; an error when not even one generation of states fits."""
         weights, method = self.parts.client.first_weights, self.parts.client.method
@@ -247,6 +237,9 @@ class Running:
         )
 
 
-def _mean(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def steps_after(done: int, config: Config, parts: Parts) -> int:
+    """The training steps of all rounds after round `done`."""
+    sizes = parts.partition.sizes()
+    steps = [config.local_training.steps_per_epoch(size) * config.local_training.epochs for size in sizes]
+    sampling = (len(sizes), config.client_sampling.clients_per_round, config.run.seed)
+    return sum(steps[k] for r in range(done + 1, config.run.rounds + 1) for k in sample_clients(*sampling, r))

@@ -32,16 +32,25 @@ class Sealed:
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         """The tensors whose names begin with `prefix`, under the rest of their names."""
-        with safe_open(self.folder / TENSORS, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+        return _read(self.folder / TENSORS, prefix)
 
     def weights(self, part: str) -> Weights:
-        return Weights(self.tensors(f"{part}/parameters/"), self.tensors(f"{part}/buffers/"))
+        return read_weights(self.folder / TENSORS, part)
+
+
+def _read(path: Path, prefix: str) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+
+
+def read_weights(path: Path, part: str) -> Weights:
+    """Weights by the names that `named_tensors` gave them, memory-mapped."""
+    return Weights(_read(path, f"{part}/parameters/"), _read(path, f"{part}/buffers/"))
 
 
 def named_tensors(part: str, weights: Weights) -> dict[str, Tensor]:
-    """The names under which `Sealed.weights(part)` finds them again."""
+    """The names under which `read_weights` finds them again."""
     parameters = {f"{part}/parameters/{name}": tensor for name, tensor in weights.parameters.items()}
     return parameters | {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
 

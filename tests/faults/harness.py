@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,23 +80,23 @@ def left_over(folder):
 # --- in the child ----------------------------------------------------------------------------------------------------
 
 
-def child(name, folder, ready, phase, changes):
-    _mark_saves(phase)
+def child(name, folder, ready, phase, saves, changes):
+    _mark_saves(phase, saves)
     run = experiment(name, **changes)
     ready.set()
     run.run(folder)
 
 
-def _mark_saves(phase):
-    """Says in shared memory whether the process is inside a save right now."""
+def _mark_saves(phase, saves):
+    """Says in shared memory whether the process is inside a save right now, and how many it has done."""
     from fedssl.federation import checkpoint, client_store
 
     for module in (checkpoint, client_store):
         for function in ("seal", "remove_folder"):
-            setattr(module, function, _marked(getattr(module, function), phase))
+            setattr(module, function, _marked(getattr(module, function), phase, saves))
 
 
-def _marked(function, phase):
+def _marked(function, phase, saves):
     @functools.wraps(function)
     def marked(*values):
         phase.value = SAVING
@@ -105,6 +104,7 @@ def _marked(function, phase):
             return function(*values)
         finally:
             phase.value = IDLE
+            saves.value += function.__name__ == "seal"
 
     return marked
 
@@ -121,32 +121,33 @@ class Kill:
 
 
 def start(name, folder, **changes):
-    ready, phase = CONTEXT.Event(), CONTEXT.Value("b", IDLE)
-    process = CONTEXT.Process(target=child, args=(name, folder, ready, phase, changes))
+    ready, phase, saves = CONTEXT.Event(), CONTEXT.Value("b", IDLE), CONTEXT.Value("i", 0)
+    process = CONTEXT.Process(target=child, args=(name, folder, ready, phase, saves, changes))
     process.start()
     while not ready.wait(0.5):
         assert process.is_alive(), f"the child ended with {process.exitcode} before it began"
-    return process, phase
+    return process, phase, saves
 
 
 def finish(name, folder, **changes):
-    process, _ = start(name, folder, **changes)
+    process, *_ = start(name, folder, **changes)
     process.join(300)
     assert process.exitcode == 0, f"exit code {process.exitcode}"
 
 
-def kill_once(name, folder, stream, longest, aim_at_save=False):
-    """SIGKILL after a random time, or at a random moment inside a save."""
-    process, phase = start(name, folder)
+def kill_once(name, folder, stream, how, longest, most_saves, **changes):
+    """SIGKILL after a random time, a random moment after a random save, or inside a random save."""
+    process, phase, saves = start(name, folder, **changes)
     begun = time.monotonic()
-    wait = stream.uniform(0, longest)
-    time.sleep(wait if not aim_at_save else wait * 0.9)
-    if aim_at_save:
-        while process.is_alive() and phase.value != SAVING:
+    if how == "time":
+        time.sleep(stream.uniform(0, longest))
+    else:
+        chosen = stream.randrange(most_saves)
+        while process.is_alive() and (saves.value < chosen or (how == "save" and phase.value != SAVING)):
             time.sleep(0.0001)
-        time.sleep(stream.uniform(0, 0.002))
+        time.sleep(stream.uniform(0, 0.002 if how == "save" else longest / most_saves))
     in_save = phase.value == SAVING
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()  # SIGKILL
     process.join()
     return Kill(time.monotonic() - begun, in_save, resume_point(folder), process.exitcode == 0)
 
@@ -157,25 +158,27 @@ def resume_point(folder):
     return (*checkpoints[-1:], *clients)
 
 
-def kill_and_compare(name, kills, seed, scratch: Path, say=lambda text: None):
-    """Undisturbed run once, then `kills` runs that are each killed once, resumed and compared."""
-    expected_folder = scratch / "undisturbed"
-    process, _ = start(name, expected_folder)
+HOW = ("time", "after a save", "save", "after a save")
+
+
+def kill_and_compare(name, kills, seed, scratch: Path, say=lambda text: None, **changes):
+    """Undisturbed run once, then runs that are each killed once, resumed and compared."""
+    process, _, saves = start(name, scratch / "undisturbed", **changes)
     begun = time.monotonic()
     process.join(300)
     assert process.exitcode == 0
-    longest = time.monotonic() - begun
-    expected, stream, found = everything(expected_folder), random.Random(f"{name} {seed}"), []
+    longest, most_saves = time.monotonic() - begun, saves.value
+    expected, stream, found = everything(scratch / "undisturbed"), random.Random(f"{name} {seed}"), []
     number = 0
     while len(found) < kills:
         number += 1
         folder = scratch / f"killed-{number}"
-        kill = kill_once(name, folder, stream, longest, aim_at_save=number % 4 == 0)
+        kill = kill_once(name, folder, stream, HOW[number % 4], longest, most_saves, **changes)
         if kill.finished:
             longest *= 0.9  # it was faster than the first one: that was no kill
             continue
         found.append(kill)
-        finish(name, folder)
+        finish(name, folder, **changes)
         assert everything(folder) == expected, f"kill {number} of {name}: {found[-1]}"
         assert left_over(folder) == []
         shutil.rmtree(folder)

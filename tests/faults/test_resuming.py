@@ -93,7 +93,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(part, tmp_path):
 
 def test_two_processes_cannot_write_to_one_folder_and_a_dead_ones_lock_is_free(tmp_path):
     folder = tmp_path / "run"
-    process, _ = start(NAME, folder, rounds=2000)
+    process, *_ = start(NAME, folder, rounds=2000)
     wait_for(lambda: (folder / "checkpoints").exists())
     with pytest.raises(FedsslError, match=rf"in use by process {process.pid} on {os.uname().nodename} since"):
         experiment(NAME, rounds=2000).run(folder)

@@ -74,6 +74,12 @@ def test_another_shape_dtype_or_key_is_rejected_with_got_and_expected(encoder, d
     assert (found.code, found.detail) == ("rejected", detail)
 
 
+def test_a_variance_below_zero_is_rejected():
+    like = GlobalWeights(of(1.0), Weights({}, {"bn.running_var": torch.ones(2)}))
+    sent = GlobalWeights(of(1.0), Weights({}, {"bn.running_var": torch.tensor([1.0, -0.1])}))
+    assert inspect(TrainResult(1, 5, sent, 10), TASKS, like).detail == "predictor bn.running_var: a variance below 0"
+
+
 def test_the_predictor_is_looked_at_too():
     sent = TrainResult(1, 5, GlobalWeights(of(5.0, 6.0), of(math.nan)), 10)
     assert inspect(sent, TASKS, LIKE).detail.startswith("predictor ")

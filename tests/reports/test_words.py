@@ -1,5 +1,6 @@
 """The words of a report, for runs written by hand."""
 
+import json
 import tomllib
 from importlib import resources
 
@@ -66,3 +67,15 @@ def test_images_that_nobody_held_are_warned_of(tmp_path):
     assert words.warnings(record(tmp_path)) == []
     found = words.warnings(record(tmp_path / "b", summary=changed(SUMMARY, data__unused=1234)))
     assert found == ["1,234 training images belonged to no client (they could not be shared out evenly)."]
+
+
+def test_clients_that_failed_and_changes_on_the_way_are_warned_of(tmp_path):
+    failed = [{"client": 1, "code": "non-finite", "detail": "x"}]
+    rounds = [ROUNDS[0], ROUNDS[1] | {"failures": failed}, ROUNDS[2] | {"failures": failed}]
+    folder = write_run(tmp_path / "a", rounds=rounds)
+    resumed = [{"after_round": 1, "changed": {"torch_threads": [2, 1]}}, {"after_round": 2, "changed": {}}]
+    (folder / "environment.json").write_text(json.dumps({"resumed": resumed}))
+    assert words.warnings(RunRecord.read(folder)) == [
+        "Client 1 failed 2 times (non-finite; rounds 1, 2); the rounds went on without it.",
+        "The run was gone on with after round 1 with changes: torch_threads 2 → 1.",
+    ]

@@ -144,7 +144,8 @@ class Client:
         if loss != loss or loss in (float("inf"), float("-inf")) or broken:
             where = f"client {task.client_id}, round {task.round_number}"
             what = f"the weights {broken[0]!r}" if broken else f"the loss ({loss})"
-            raise ClientError("non-finite", f"{where}: {what} became NaN or infinite: lower local_training.lr")
+            remedy = "lower local_training.lr, or take a robust aggregation.name if a client sends rubbish"
+            raise ClientError("non-finite", f"{where}: {what} became NaN or infinite: {remedy}")
 
 
 def weights_of(method: SiameseMethod) -> ClientWeights:

@@ -51,4 +51,8 @@ def _part(part: str, sent: Weights, like: Weights) -> str:
             if got[name].shape != tensor.shape:
                 return f"{part} {name}: got shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
     broken = [*non_finite(sent)]
-    return f"{part} {broken[0]}: NaN or infinite" if broken else ""
+    if broken:
+        return f"{part} {broken[0]}: NaN or infinite"
+    variances = {name: tensor for name, tensor in sent.buffers.items() if name.endswith("running_var")}
+    negative = [name for name, tensor in variances.items() if bool((tensor < 0).any())]
+    return f"{part} {negative[0]}: a variance below 0" if negative else ""

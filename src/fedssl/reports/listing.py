@@ -67,7 +67,7 @@ def _unfinished(path: Path, name: str, age: str) -> Listed:
             done = max(done, int(json.loads(line)["round"]))
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a killed run may be torn
-    status = "no summary.json: running or killed"
+    status = "running, or killed: the same command goes on"
     return Listed(
         name, describe_config(config), f"{done}/{config.get('rounds', '?')}", status, NOT_SET, NOT_SET, NOT_SET, age
     )

@@ -132,8 +132,36 @@ def warnings(record: RunRecord) -> list[str]:
     unused = record.summary.get("data", {}).get("unused")
     if unused:
         found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
+    found += _failures(record) + _resumptions(record)
     watch = RunWarnings()
     for one in record.trained:
         complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
         found += [f"{text[0].upper()}{text[1:]}." for text in watch.check(complete)]
     return found
+
+
+def _failures(record: RunRecord) -> list[str]:
+    """Who failed, how and when; the rounds went on without them."""
+    met: dict[tuple[int, str], list[int]] = {}
+    for one in record.trained:
+        for failure in one.get("failures", []):
+            met.setdefault((failure["client"], failure["code"]), []).append(one["round"])
+    return [
+        f"Client {client} failed {_times(len(rounds))} ({code}; rounds {', '.join(map(str, rounds[:10]))}"
+        f"{' …' if len(rounds) > 10 else ''}); the rounds went on without it."
+        for (client, code), rounds in sorted(met.items())
+    ]
+
+
+def _resumptions(record: RunRecord) -> list[str]:
+    """Where the run was stopped and gone on with, if that may have changed its bits or its settings."""
+    found = []
+    for one in record.environment.get("resumed", []):
+        changed = "; ".join(f"{key} {old} → {new}" for key, (old, new) in one["changed"].items())
+        if changed:
+            found.append(f"The run was gone on with after round {one['after_round']} with changes: {changed}.")
+    return found
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

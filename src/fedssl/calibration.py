@@ -1,0 +1,113 @@
+"""Which engine is faster here: measured with this run's own training steps, not assumed."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import torch
+
+from fedssl.build import Parts
+from fedssl.client_side import for_workers
+from fedssl.config import Config, Run
+from fedssl.engines.processes import ClientSide, worker_context
+from fedssl.federation.client import Client
+from fedssl.federation.local_training import train_locally
+from fedssl.weights import Weights
+
+STEPS = 3  # enough for a choice between two engines
+WORTH_IT = 120.0  # seconds: starting workers to measure them costs several
+START_LIMIT = 120.0  # seconds until all workers must be ready to measure
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings to run with, and why."""
+
+    run: Run
+    reason: str = ""
+
+
+def choose_engine(config: Config, parts: Parts, folder: Path, total_steps: int) -> Choice:
+    """Fills in `engine`, `workers` and `threads` where the settings leave them open; "" when there is no question."""
+    run, asked = config.run, config.client_sampling.clients_per_round or len(parts.partition.clients)
+    workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, asked)
+    if run.engine == "in-process":
+        return Choice(run)
+    apart = run.model_copy(update={"engine": "processes", "workers": workers, "threads": max(run.threads, 1)})
+    if run.engine == "processes":
+        return Choice(apart)
+    together = run.model_copy(update={"engine": "in-process"})
+    if workers < 2 or parts.device.type != "cpu":
+        return Choice(together)
+    here = seconds_per_step(parts.client, 0)
+    if here * total_steps < WORTH_IT:
+        return Choice(together)
+    each = _side_by_side(for_workers(replace(config, run=apart), folder), workers)
+    # A round is as long as its fullest worker.
+    round_here, round_apart = asked * here, -(-asked // workers) * each
+    measured = (
+        f"one step takes {1000 * here:.0f} ms in one process with {torch.get_num_threads()} threads, "
+        f"{1000 * each:.0f} ms in each of {workers} processes with {apart.threads}"
+    )
+    if round_apart < round_here:
+        return Choice(apart, f"{measured}: {workers} workers, {round_here / round_apart:.1f}x as fast")
+    return Choice(together, f"{measured}: one process is enough")
+
+
+def default_workers(device: torch.device, threads: int, asked: int) -> int:
+    """One for each core (or each GPU), as far as a round has clients for them."""
+    if device.type == "cuda":
+        return min(torch.cuda.device_count(), asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(cores // max(threads, 1), asked), 1)
+
+
+def seconds_per_step(client: Client, client_id: int, before: Callable[[], object] | None = None) -> float:
+    """The mean over a few training steps, after one to warm up; tasks load their weights anew, so nothing is left."""
+    settings = replace(client.training, epochs=1)
+    images, size = client.images_of(client_id), settings.batch_size
+    chosen = images.index_select(0, torch.arange(STEPS * size) % len(images))
+    _load_first(client)
+    train_locally(client.method, chosen[:size], client.recipe, settings, settings.lr, 0)
+    if before:
+        before()
+    started = time.perf_counter()
+    train_locally(client.method, chosen, client.recipe, settings, settings.lr, 0)
+    return (time.perf_counter() - started) / STEPS
+
+
+def _load_first(client: Client) -> None:
+    weights, method = client.first_weights, client.method
+    pairs: list[tuple[Weights, torch.nn.Module | None]] = [
+        (weights.online, method.online_encoder),
+        (weights.predictor, method.predictor),
+        (weights.target, method.target_encoder),
+    ]
+    for part, module in pairs:
+        if module is not None:
+            part.load_into(module)
+
+
+def _side_by_side(side: ClientSide, workers: int) -> float:
+    """Seconds a step when all workers train at the same time; infinite when they do not get that far."""
+    context = worker_context()
+    barrier, found = context.Barrier(workers), context.Queue()
+    processes = [
+        context.Process(target=_measure, args=(side, number, barrier, found), daemon=True) for number in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * START_LIMIT)
+        process.kill()
+    seconds = [found.get(timeout=5) for process in processes if process.exitcode == 0]
+    return max(seconds) if len(seconds) == workers else float("inf")
+
+
+def _measure(side: ClientSide, number: int, barrier: Barrier, found: "Queue[float]") -> None:
+    client, _ = side(number)
+    found.put(seconds_per_step(client, 0, lambda: barrier.wait(START_LIMIT)))

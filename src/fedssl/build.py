@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedssl.config import Choice, Config
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
+from fedssl.data.images import Chosen
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
 from fedssl.errors import FedsslError
@@ -115,9 +115,9 @@ def _partition(config: Config, dataset: Dataset) -> Partition:
     return deal_out(config.partition.name, config.partition.settings, labels, count, seed, labelled)
 
 
-def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Tensor]:
+def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Chosen]:
     pixels = dataset.train.unlabelled().pixels
-    return lambda client_id: pixels.index_select(0, torch.from_numpy(partition.clients[client_id]))
+    return lambda client_id: Chosen(pixels, torch.from_numpy(partition.clients[client_id]))
 
 
 def _check_sizes(partition: Partition, batch_size: int) -> list[str]:

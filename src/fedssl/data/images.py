@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ class Images:
     pixels: Tensor  # uint8, NCHW, may be memory mapped
     labels: Tensor | None = None  # int64, N
     class_names: tuple[str, ...] = ()
+    known_fingerprint: str = ""  # of pixels that a checked cache holds: gigabytes need not be read to know them
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
@@ -75,11 +77,35 @@ class Images:
 
     def unlabelled(self) -> "Images":
         """The same pixels (shared, not copied) without labels or class names."""
-        return Images(self.pixels)
+        return Images(self.pixels, known_fingerprint=self.known_fingerprint)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some images of a set by their numbers: gathered batch by batch, so that a memory map is never copied whole."""
+
+    pixels: Tensor
+    numbers: Tensor  # int64
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """As of a tensor that held the chosen images only."""
+        return self.pixels.index_select(dim, self.numbers[index])
+
+
+class Pixels(Protocol):
+    """What training asks of a client's images: a tensor has it, and so have chosen images of a memory map."""
+
+    def __len__(self) -> int: ...
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor: ...
 
 
 def fingerprint(images: Images) -> str:
     """SHA-256 of shape and pixels, in hex: a run record says with it what the images were; labels do not enter."""
+    if images.known_fingerprint:
+        return images.known_fingerprint
     digest = hashlib.sha256(repr(tuple(images.pixels.shape)).encode())
     for start in range(0, len(images), 4096):  # by chunks: a memory-mapped set need not fit in memory
         digest.update(images.pixels[start : start + 4096].cpu().contiguous().numpy().data)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedssl.data.augmentations import Recipe
+from fedssl.data.images import Pixels
 from fedssl.errors import FedsslError
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
@@ -36,7 +36,7 @@ class Client:
         rule: UpdateRule,
         recipe: Recipe,
         training: LocalTraining,
-        images_of: Callable[[int], Tensor],
+        images_of: Callable[[int], Pixels],
         rounds: int,
         seed: int,
         upload: Literal["online", "target"] = "online",

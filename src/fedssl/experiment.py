@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from fedssl import __version__
 from fedssl.build import Parts, build
 from fedssl.config import Config
+from fedssl.data.fetch import silent
 from fedssl.data.images import fingerprint
 from fedssl.engines.in_process import InProcessEngine
 from fedssl.federation.client_sampling import sample_clients
@@ -47,11 +48,12 @@ class Experiment:
         """Trains, evaluates and writes the run folder. Ctrl-C keeps what the finished rounds gave."""
         if self.config.run.threads:
             torch.set_num_threads(self.config.run.threads)
-        parts = build(self.config)
+        parts = build(self.config, view.preparing if view else silent)
         run_folder = RunFolder.create(Path(folder))
         run_folder.write_config(self.config.as_toml())
         run_folder.write_environment(describe_environment(parts.device))
         parts.partition.save(run_folder.partition, self.config.partition.name, self.config.partition.settings)
+        run_folder.write_refused([asdict(one) for one in parts.dataset.refused])
         with view or QuietView() as shown:
             guarded = Guarded(loggers, shown.say)
             guarded.start(run_folder.path, self.config.as_raw())
@@ -174,6 +176,8 @@ class _Running:
                 "source": self.parts.dataset.source,
                 "train_fingerprint": fingerprint(self.parts.dataset.train),
                 "clients": self.parts.partition.sizes(),
+                "client_names": list(self.parts.partition.names),
+                "refused": len(self.parts.dataset.refused),
                 "unused": self.parts.partition.unused,
                 "labelled": len(self.parts.partition.labelled),
             },

@@ -7,8 +7,10 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+PREPARING_SECONDS = 5.0  # between two lines of a plain view
 
 
 class View(Protocol):
@@ -18,6 +20,9 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        """While images are made ready, before all else: how far that is."""
+
     def start(self, title: str, rounds: int, steps: int) -> None:
         """Before round 1, with the number of training steps in the whole run."""
 
@@ -37,6 +42,9 @@ class QuietView:
     def __exit__(self, *details: object) -> None:
         pass
 
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        pass
+
     def start(self, title: str, rounds: int, steps: int) -> None:
         pass
 
@@ -52,6 +60,14 @@ class QuietView:
 
 class PlainView(QuietView):
     """One line a round, for logs and pipes, with the time left."""
+
+    def __init__(self) -> None:
+        self.spoken = time.monotonic()
+
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        if time.monotonic() - self.spoken > PREPARING_SECONDS:
+            self.spoken = time.monotonic()
+            self.say(f"{text}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, title: str, rounds: int, steps: int) -> None:  # noqa: ARG002
         self.rounds, self.started = rounds, time.monotonic()
@@ -89,6 +105,7 @@ class LiveView(QuietView):
         self.last: dict[str, Any] = {"round": 0, "clients": []}
         self.client, self.client_started, self.rate = -1, 0.0, 0.0
         self.client_progress = ""
+        self.making_ready = make_bar(self.console)
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -96,6 +113,9 @@ class LiveView(QuietView):
 
     def __exit__(self, *details: object) -> None:
         self.live.__exit__(None, None, None)
+
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        show_bar(self.making_ready, text, done, total)
 
     def start(self, title: str, rounds: int, steps: int) -> None:
         self.rounds = rounds
@@ -130,6 +150,22 @@ class LiveView(QuietView):
         )
         table.add_row(*facts, *_facts(self.last))
         self.live.update(Group(self.bar, table))
+
+
+def make_bar(console: Console | None = None) -> Progress:
+    """A bar for one piece of work after another, with the time left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def show_bar(bar: Progress, text: str, done: int, total: int | None) -> None:
+    """Shows the bar while the work goes on and takes it away when all is done."""
+    task = next((one for one in bar.tasks if one.description == text and not one.finished), None)
+    identifier = bar.add_task(text, total=total) if task is None else task.id
+    bar.start()
+    bar.update(identifier, completed=done, total=total)
+    if done == total:
+        bar.stop()
 
 
 def make_view() -> View:

@@ -54,6 +54,11 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write_json("summary.json", summary)
 
+    def write_refused(self, refused: list[dict[str, Any]]) -> None:
+        """One line for each file of the user's that is not used; without any, no file."""
+        if refused:
+            write_atomically(self.path / "refused.jsonl", "".join(json.dumps(one) + "\n" for one in refused))
+
     def append_round(self, record: dict[str, Any]) -> None:
         """One line a round, on disk before the next round starts."""
         self._append("rounds.jsonl", record)

@@ -17,7 +17,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Original:
-    """What a training image was before it was decoded."""
+    """What an image was before it was decoded."""
 
     name: str
     sha256: str  # of its file
@@ -37,6 +37,7 @@ class Dataset:
     eval_train: Images | None = None  # labelled images that evaluation learns from; None: the training images
     owners: Owners | None = None  # of the training images
     originals: tuple[Original, ...] = ()  # of the training images, where these were files
+    test_originals: tuple[Original, ...] = ()
     refused: tuple[Refusal, ...] = ()
     remarks: tuple[str, ...] = ()
 

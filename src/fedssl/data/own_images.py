@@ -80,6 +80,7 @@ def folder(
         source=f"{len(train.samples):,} images of {found.place}",
         owners=_owners(found.clients, train.samples),
         originals=train.originals(),
+        test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
         remarks=(*found.remarks, *reader.remarks()),
     )

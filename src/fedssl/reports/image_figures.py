@@ -15,6 +15,7 @@ from fedssl.reports.plots import class_legend, heat_map, point_cloud
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+VIEWED = 2  # images of each client, to fit beside another figure
 THUMB_PIXELS = 96  # as they are shown; larger ones would only make the file large
 
 
@@ -76,15 +77,16 @@ def views(
     strips = []
     for one, title, names in zip(shown, titles, classes, strict=True):
         thumbs = []
-        for image, first, second, name in zip(one.originals, one.first, one.second, names, strict=True):
-            thumbs.append(Thumb(png_uri(image), f"image of {title} {name}".strip(), name or "image", "query"))
+        images = list(zip(one.originals, one.first, one.second, names, strict=True))
+        for image, first, second, name in images[:VIEWED]:
+            thumbs.append(Thumb(png_uri(image), f"image of {title} {name}".strip(), name or "image", "start"))
             thumbs += [Thumb(png_uri(view), f"view {k} of it", f"view {k}") for k, view in ((1, first), (2, second))]
         strips.append(Strip(title, tuple(thumbs)))
     some = f" The first {len(shown)} of {num_clients} clients are shown." if num_clients > len(shown) else ""
     caption = (
         "The task of pre-training: the encoder must find the two views of an image alike. Labels are not used." + some
     )
-    return Figure(f"{prefix}-views", "What each client trains on", caption, strips=tuple(strips), wide=True)
+    return Figure(f"{prefix}-views", "What each client trains on", caption, strips=tuple(strips))
 
 
 def neighbours(

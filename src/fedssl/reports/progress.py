@@ -180,6 +180,8 @@ def _facts(record: dict[str, Any]) -> list[str]:
             facts.append(f"mu {record['mu']:.3f}")
     if record.get("knn") is not None:
         facts.append(f"kNN {100 * record['knn']:.1f} %")
+    elif record.get("backbone_std") is not None:
+        facts.append(f"spread of features {record['backbone_std']:.3f}")
     return facts
 
 

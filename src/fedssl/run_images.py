@@ -10,6 +10,7 @@ from fedssl.build import choose_device
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.client_views import client_views
 from fedssl.data.images import Images
+from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
@@ -49,9 +50,7 @@ class RunImages:
     # --- figures of the data
 
     def holdings(self, prefix: str) -> Figure:
-        train, partition = self.run.dataset.train, self.run.partition
-        if max(int(held.max()) for held in partition.clients if len(held)) >= len(train):
-            raise FedsslError("partition.json names more images than the dataset has")
+        train, partition = self.run.dataset.train, self._partition
         titles = [partition.title(client) for client in range(len(partition.clients))]
         if train.labels is None:
             return image_figures.sizes(prefix, partition.sizes(), titles)
@@ -60,7 +59,7 @@ class RunImages:
 
     def views(self, prefix: str) -> Figure:
         """Two views by the run's own recipe, for a few images of each client as far as there is room."""
-        config, train, partition = self.run.config, self.run.dataset.train, self.run.partition
+        config, train, partition = self.run.config, self.run.dataset.train, self._partition
         recipe = RECIPES[config.augmentation.name](**config.augmentation.settings)
         shown = client_views(train.pixels, partition, recipe, config.run.seed)
         titles = [partition.title(one.client) for one in shown]
@@ -69,6 +68,13 @@ class RunImages:
             names, labels = _class_names(train), train.labels
             classes = [[names[int(labels[number])] for number in one.numbers] for one in shown]
         return image_figures.views(prefix, shown, titles, classes, len(partition.clients))
+
+    @property
+    def _partition(self) -> Partition:
+        partition = self.run.partition
+        if max(int(held.max()) for held in partition.clients if len(held)) >= len(self.run.dataset.train):
+            raise FedsslError("partition.json names more images than the dataset has")
+        return partition
 
     # --- figures of the encoder
 

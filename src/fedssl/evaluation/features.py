@@ -38,8 +38,8 @@ def as_input(pixels: Tensor, device: torch.device) -> Tensor:
     return pixels.to(device).float().div(255).contiguous(memory_format=torch.channels_last)
 
 
-def _batches(pixels: Tensor, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
-    batch_size = batch_size_for(*pixels.shape[2:])
+def _batches(pixels: Tensor, batch_size: int | None, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
+    batch_size = batch_size or batch_size_for(*pixels.shape[2:])
     for start in range(0, len(pixels), batch_size):
         yield as_input(pixels[start : start + batch_size], device)
         watch(text, min(start + batch_size, len(pixels)), len(pixels))
@@ -51,10 +51,12 @@ def batch_size_for(height: int, width: int) -> int:
 
 
 @torch.no_grad()
-def compute_features(encoder: nn.Module, pixels: Tensor, watch: Watch = unwatched, text: str = "features") -> Tensor:
+def compute_features(
+    encoder: nn.Module, pixels: Tensor, batch_size: int | None = None, watch: Watch = unwatched, text: str = "features"
+) -> Tensor:
     """N x d features of uint8 images, on the CPU; the encoder is in evaluation mode meanwhile."""
     with mode(encoder, training=False):
-        batches = _batches(pixels, device_of(encoder), watch, text)
+        batches = _batches(pixels, batch_size, device_of(encoder), watch, text)
         return torch.cat([encoder(batch).float().cpu() for batch in batches])
 
 
@@ -62,6 +64,7 @@ def compute_features(encoder: nn.Module, pixels: Tensor, watch: Watch = unwatche
 def with_reestimated_batchnorm(
     encoder: nn.Module,
     pixels: Tensor,
+    batch_size: int | None = None,
     watch: Watch = unwatched,
     text: str = "BatchNorm statistics",
 ) -> nn.Module:
@@ -73,7 +76,7 @@ def with_reestimated_batchnorm(
         layer.reset_running_stats()
         layer.momentum = None  # PyTorch's cumulative average
     encoder.train()
-    for batch in _batches(pixels, device_of(encoder), watch, text):
+    for batch in _batches(pixels, batch_size, device_of(encoder), watch, text):
         if len(batch) > 1:
             encoder(batch)
     for layer, momentum in zip(layers, momenta, strict=True):

@@ -84,7 +84,7 @@ def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True
             if labels or kind != "label"
         }
         return _found(path, f"{name}.npy", *headers[name], facts)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise FedsslError(f"{printable(path)}: not readable as a NumPy file ({error})") from None
 
 

@@ -251,6 +251,7 @@ def _results(read: Read, work: _Work) -> Iterator[Picture | str]:
     threads = min(os.cpu_count() or 1, MOST_THREADS)
     pending: deque[Future[Picture | str]] = deque()
     with warnings.catch_warnings(), ThreadPoolExecutor(threads, "decoder") as pool:
+        warnings.filterwarnings("ignore", module="PIL")  # on odd EXIF data and the like, which do no harm
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             for number in work.numbers:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 
 from fedssl.data import arrays, manifest
 from fedssl.data.arrays import find_in_array
+from fedssl.data.cache import data_folder
 from fedssl.data.dataset import Dataset, Original, Refusal
 from fedssl.data.decoding import LARGEST_GREY, Decoding
 from fedssl.data.fetch import Progress, silent
@@ -200,6 +201,11 @@ def _find(place: str, field: str, layout: Layout, columns: Mapping[str, str], la
         names = {"path": "image", "client": "client", "label": "label"}
         given = {name: columns[key] or name for name, key in names.items()}
         return find_in_manifest(path, {**given, "split": "split"}, labels=labels)
+    if data_folder().resolve().is_relative_to(path.resolve()):
+        raise FedsslError(
+            f"{field}: {printable(place)}: the cache {data_folder()} lies inside, and nothing is ever written among "
+            "your images: name another folder in FEDSSL_DATA"
+        )
     return find_in_folder(path, silos=kind == "silos", labels=labels)
 
 

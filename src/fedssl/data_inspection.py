@@ -22,7 +22,7 @@ from fedssl.presets import load_config
 from fedssl.reports.data_pictures import holdings_picture, views_picture
 
 LISTED = 10  # refused files, duplicates and clients that are printed, each
-DARK = 16  # of 255: sixteen-bit images that are all below have another white than 65535
+DARK = 16  # of 255: where 16-bit images have nothing brighter, their white is not 65535; 4095 comes out as 16
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,8 @@ def duplicates(found: Inspection) -> tuple[list[list[str]], list[list[str]]]:
     for number, original in enumerate(found.dataset.originals):
         if number in holder:
             same.setdefault(original.sha256, []).append(number)
-    name = {
-        number: f"{found.dataset.originals[number].name} ({found.titles[client]})" for number, client in holder.items()
-    }
+    titles, originals = found.titles, found.dataset.originals
+    name = {number: f"{originals[number].name} at {titles[client]}" for number, client in holder.items()}
     across = [
         [name[number] for number in numbers]
         for numbers in same.values()
@@ -132,7 +131,7 @@ def _originals(dataset: Dataset) -> Iterator[str]:
         f"{count:,} {kind}" for kind, count in Counter(o.kind for o in dataset.originals).most_common()
     )
     deep = [number for number, one in enumerate(dataset.originals) if " I" in one.kind][:100]
-    if deep and max(int(dataset.train.pixels[number].max()) for number in deep) < DARK:
+    if deep and max(int(dataset.train.pixels[number].max()) for number in deep) <= DARK:
         yield "note: the 16-bit images are nearly black: say which value is white, for 12 bits data.white=4095"
 
 

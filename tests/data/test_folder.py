@@ -43,7 +43,7 @@ def test_an_image_beside_the_class_folders_means_no_classes_and_is_remarked(tmp_
     write(tmp_path / "x.png", noise())
     found = find_in_folder(tmp_path)
     assert {sample.label for sample in found.samples} == {None}
-    assert found.remarks == ("1 of 5 images are in no class folder: the images have no classes",)
+    assert found.remarks == ("1 of 5 images, first x.png, are in no class folder: so no image has a class",)
     assert find_in_folder(tmp_path, labels=False).remarks == ()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedssl.data.dataset import Refusal
 from fedssl.data.decoding import ENDINGS, RefusedError
-from fedssl.data.samples import Found, Read, Sample, by_number, printable
+from fedssl.data.samples import Found, Read, Sample, by_number, printable, shortened
 
 # NONBLOCK: a pipe that took the file's place after it was found must not make us wait for a writer.
 # NOFOLLOW: nor may a link that did lead us out of the folder.
@@ -68,7 +68,7 @@ def find_in_folder(root: Path, *, silos: bool = False, labels: bool = True) -> F
         refused = [Refusal(one.file, one.reason, _silo_of(one.file, clients)) for one in refused]
         files = {path: real for path, real in files.items() if os.sep in path}
     folders = [path.split(os.sep)[:-1] for path in files]  # noqa: PTH206 - a Path of each would be slow
-    named, remarks = _classes([folder[1:] if silos else folder for folder in folders])
+    named, remarks = _classes(list(files), [folder[1:] if silos else folder for folder in folders])
     samples = [
         Sample(printable(path), printable(folder[0]) if silos else None, label if labels else None)
         for path, folder, label in zip(files, folders, named, strict=True)
@@ -138,13 +138,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _classes(folders: list[list[str]]) -> tuple[list[str | None], tuple[str, ...]]:
+def _classes(paths: list[str], folders: list[list[str]]) -> tuple[list[str | None], tuple[str, ...]]:
     """The class of each image by the first of its folders, where that can be meant; a remark where it is half so."""
     unknown: list[str | None] = [None] * len(folders)
-    without = sum(not folder for folder in folders)
-    if without == len(folders):
+    without = [path for path, folder in zip(paths, folders, strict=True) if not folder]
+    if len(without) == len(folders):
         return unknown, ()
     if without:
-        return unknown, (f"{without:,} of {len(folders):,} images are in no class folder: the images have no classes",)
+        which = f"{len(without):,} of {len(folders):,} images, first {shortened(printable(without[0]))},"
+        return unknown, (f"{which} are in no class folder: so no image has a class",)
     several = len({folder[0] for folder in folders}) > 1
     return [printable(folder[0]) for folder in folders] if several else unknown, ()

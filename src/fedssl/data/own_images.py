@@ -222,7 +222,10 @@ def _with_test_part(found: Found, fraction: float) -> Found:
     """A share of every class set apart to test with; the same images whatever the seed of the run."""
     training = [number for number, sample in enumerate(found.samples) if sample.part == "train"]
     if not training or any(found.samples[number].label is None for number in training):
-        raise FedsslError(f"data.test_fraction: {found.place}: the images have no labels to test with: set it to 0")
+        why = "".join(f" ({remark})" for remark in found.remarks)
+        raise FedsslError(
+            f"data.test_fraction: {found.place}: the images have no labels to test with{why}: set it to 0"
+        )
     by_class: dict[str, list[int]] = {}
     for number in training:
         by_class.setdefault(str(found.samples[number].label), []).append(number)

@@ -8,9 +8,9 @@ against the usual loop (PIL: open, convert, resize; nothing checked, hashed or w
 files, and the median of the repeats counts.
 
 `memory`: makes that many JPEG files, then runs `fedssl run folder` twice in a process of its own: one round over every
-image with a cold cache, then over one in fifty with a warm one. The process may allocate no more than --limit GB (RLIMIT_DATA:
-above, an allocation fails). What it really held is read from /proc several times a second: `own` is memory that
-only the process can free (RssAnon), `mapped` are pages of files, which the system takes back at need (RssFile).
+image with a cold cache, then over one in fifty with a warm one. The process may allocate no more than --limit GB
+(RLIMIT_DATA: above, an allocation fails). What it really held is read from /proc several times a second: `own` is
+memory that only the process can free (RssAnon), `mapped` are pages of files, which the system takes back (RssFile).
 Everything is made in a temporary folder and removed at the end; needs about 160 KB an image at 224 pixels.
 """
 

@@ -56,3 +56,15 @@ def test_images_that_nobody_held_are_warned_of(tmp_path):
     assert words.warnings(record(tmp_path)) == []
     found = words.warnings(record(tmp_path / "b", summary=changed(SUMMARY, data__unused=1234)))
     assert found == ["1,234 training images belonged to no client (they could not be shared out evenly)."]
+
+
+def test_a_run_without_labels_says_that_no_accuracy_can_be_given(tmp_path):
+    spread = {"backbone_std": 0.3}
+    summary = changed(SUMMARY, initial=spread, final=spread, data__refused=1234)
+    rounds = [{key: value for key, value in one.items() if key not in ("knn", "linear")} for one in ROUNDS]
+    unlabelled = record(tmp_path, rounds=rounds, summary=summary)
+    assert words.story(unlabelled, None)[-1].startswith("No accuracy can be given: there were no labelled test images.")
+    assert {"kNN accuracy", "Linear probe"} & {tile.label for tile in words.tiles(unlabelled)} == set()
+    assert words.warnings(unlabelled) == [
+        "1,234 files could not be used and were left out; refused.jsonl names each of them."
+    ]

@@ -66,7 +66,8 @@ def data_inspect(
     target = out or Path(f"{Path(path.removeprefix('hf:')).resolve().name}-inspected")
     if not path.startswith("hf:") and target.resolve().is_relative_to(Path(path).resolve()):
         raise FedsslError(f"{target}: lies among the images, which are never written to: choose another with --out")
-    inspection = inspect_data(path, overrides, make_view().preparing)
+    with make_view() as view:
+        inspection = inspect_data(path, overrides, view.preparing)
     for line in describe(inspection):
         typer.echo(line)
     for picture in write_pictures(inspection, target):

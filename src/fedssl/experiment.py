@@ -13,7 +13,6 @@ import torch
 from fedssl import __version__
 from fedssl.build import Parts, build
 from fedssl.config import Config
-from fedssl.data.fetch import silent
 from fedssl.data.images import fingerprint
 from fedssl.engines.in_process import InProcessEngine
 from fedssl.federation.client_sampling import sample_clients
@@ -48,13 +47,13 @@ class Experiment:
         """Trains, evaluates and writes the run folder. Ctrl-C keeps what the finished rounds gave."""
         if self.config.run.threads:
             torch.set_num_threads(self.config.run.threads)
-        parts = build(self.config, view.preparing if view else silent)
-        run_folder = RunFolder.create(Path(folder))
-        run_folder.write_config(self.config.as_toml())
-        run_folder.write_environment(describe_environment(parts.device))
-        parts.partition.save(run_folder.partition, self.config.partition.name, self.config.partition.settings)
-        run_folder.write_refused([asdict(one) for one in parts.dataset.refused])
         with view or QuietView() as shown:
+            parts = build(self.config, shown.preparing)
+            run_folder = RunFolder.create(Path(folder))
+            run_folder.write_config(self.config.as_toml())
+            run_folder.write_environment(describe_environment(parts.device))
+            parts.partition.save(run_folder.partition, self.config.partition.name, self.config.partition.settings)
+            run_folder.write_refused([asdict(one) for one in parts.dataset.refused])
             guarded = Guarded(loggers, shown.say)
             guarded.start(run_folder.path, self.config.as_raw())
             return _Running(self.config, parts, run_folder, shown, guarded).run()

@@ -88,17 +88,17 @@ def test_plain_view_says_now_and_then_how_far_the_images_are(capsys, monkeypatch
     assert capsys.readouterr().out == "decoding images: 6,000 of 12,000\n"
 
 
-def test_live_view_has_a_bar_for_the_images_that_goes_away():
+def test_live_view_has_a_bar_for_the_images():
     screen = io.StringIO()
-    view = LiveView(Console(file=screen, force_terminal=True, width=120))
-    for text in ("decoding images", "decoding images"):  # training, then test images
-        for done in (0, 5, 10):
-            view.preparing(text, done, 10)
+    with LiveView(Console(file=screen, force_terminal=True, width=120)) as view:
+        for text in ("decoding images", "decoding images"):  # training, then test images
+            for done in (0, 5, 10):
+                view.preparing(text, done, 10)
+        assert [(task.completed, task.finished) for task in view.images_bar.tasks] == [(10, True), (10, True)]
+        view.live.refresh()
+        view.start("a run", 1, 1)
     assert "decoding images" in screen.getvalue()
     assert "10/10" in screen.getvalue()
-    assert not view.making_ready.live.is_started
-    with view:
-        view.start("a run", 1, 1)
 
 
 def test_views_show_the_spread_where_there_is_no_accuracy(capsys):

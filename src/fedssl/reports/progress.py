@@ -105,7 +105,8 @@ class LiveView(QuietView):
         self.last: dict[str, Any] = {"round": 0, "clients": []}
         self.client, self.client_started, self.rate = -1, 0.0, 0.0
         self.client_progress = ""
-        self.making_ready = make_bar(self.console)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.images_bar = Progress(*columns, console=self.console)
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -115,10 +116,14 @@ class LiveView(QuietView):
         self.live.__exit__(None, None, None)
 
     def preparing(self, text: str, done: int, total: int | None) -> None:
-        show_bar(self.making_ready, text, done, total)
+        working = [task.id for task in self.images_bar.tasks if task.description == text and not task.finished]
+        task = working[0] if working else self.images_bar.add_task(text, total=total)
+        self.images_bar.update(task, completed=done, total=total)
+        self.live.update(self.images_bar)
 
     def start(self, title: str, rounds: int, steps: int) -> None:
         self.rounds = rounds
+        self.live.update("")
         self.say(title)
         self.task = self.bar.add_task("round 1", total=steps)
         self._show()
@@ -150,22 +155,6 @@ class LiveView(QuietView):
         )
         table.add_row(*facts, *_facts(self.last))
         self.live.update(Group(self.bar, table))
-
-
-def make_bar(console: Console | None = None) -> Progress:
-    """A bar for one piece of work after another, with the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True)
-
-
-def show_bar(bar: Progress, text: str, done: int, total: int | None) -> None:
-    """Shows the bar while the work goes on and takes it away when all is done."""
-    task = next((one for one in bar.tasks if one.description == text and not one.finished), None)
-    identifier = bar.add_task(text, total=total) if task is None else task.id
-    bar.start()
-    bar.update(identifier, completed=done, total=total)
-    if done == total:
-        bar.stop()
 
 
 def make_view() -> View:

@@ -119,8 +119,8 @@ def build_partition(config: Config, dataset: Dataset) -> Partition:
 
 
 def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Chosen]:
-    pixels = dataset.train.unlabelled().pixels
-    return lambda client_id: Chosen(pixels, torch.from_numpy(partition.clients[client_id]))
+    images = dataset.train.unlabelled()
+    return lambda client_id: images.chosen(partition.clients[client_id])
 
 
 def check_partition(config: Config, dataset: Dataset, partition: Partition) -> list[str]:

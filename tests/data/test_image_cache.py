@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +60,7 @@ def sets():
 def test_pixels_are_those_of_the_files_in_order(folder):
     root, pixels = folder
     found = look(root)
-    assert torch.equal(found.pixels(), pixels)
+    assert torch.equal(found.images().pixels, pixels)
     assert found.fingerprint == fingerprint(Images(pixels))
     assert found.num_bytes == pixels.numel() == found.pixels_path.stat().st_size
     assert [(one.width, one.kind) for one in found.outcomes] == [(24, "PNG RGB")] * 10
@@ -82,20 +85,20 @@ def test_refused_files_leave_no_gap_and_are_told_at_once_and_again(folder):
         found = look(root, refuse=lambda number, reason, told=told: told.append((number, reason)))
         assert [number for number, _ in told] == [3, 7]
         assert told[1][1] == "empty file"
-        assert torch.equal(found.pixels(), pixels[[0, 1, 2, 4, 5, 6, 8, 9]])
+        assert torch.equal(found.images().pixels, pixels[[0, 1, 2, 4, 5, 6, 8, 9]])
         assert [bool(one.refused) for one in found.outcomes].count(True) == 2
 
 
 def test_everything_refused_is_an_empty_set(tmp_path):
     (tmp_path / "x.png").write_bytes(b"rubbish")
-    assert look(tmp_path).pixels().shape == (0, 3, 24, 24)
+    assert look(tmp_path).images().pixels.shape == (0, 3, 24, 24)
 
 
 def test_it_cannot_be_written_through(folder):
     found = look(folder[0])
     before = found.pixels_path.read_bytes()
     probe = "import sys, torch\nfrom pathlib import Path\nfrom fedssl.data.image_cache import *\n"
-    probe += f"DecodedImages(Path({str(found.folder)!r}), {found.shape}, '', []).pixels().zero_()\n"
+    probe += f"DecodedImages(Path({str(found.folder)!r}), {found.shape}, '', []).images().pixels.zero_()\n"
     ended = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode
     assert ended != 0
     assert found.pixels_path.read_bytes() == before
@@ -124,10 +127,10 @@ def test_other_settings_or_other_content_are_another_set(folder, decodings):
     write(path, noise(24, seed=99))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     changed = look(root)
-    assert np.array_equal(changed.pixels()[4].numpy(), noise(24, seed=99).transpose(2, 0, 1))
+    assert np.array_equal(changed.images().pixels[4].numpy(), noise(24, seed=99).transpose(2, 0, 1))
     assert len(sets()) == 6
     (root / "005.png").unlink()
-    assert len(look(root).pixels()) == 9
+    assert len(look(root).images().pixels) == 9
 
 
 def test_equal_content_elsewhere_shares_the_same_set(folder, tmp_path):
@@ -179,8 +182,8 @@ def test_damage_is_noticed_said_and_mended(folder, damage):
     damage(look(root))
     texts = set()
     found = look(root, progress=lambda text, done, total: texts.add(text))
-    assert torch.equal(found.pixels(), pixels)
-    assert texts == {"decoding again, the cache was damaged"}
+    assert torch.equal(found.images().pixels, pixels)
+    assert texts == {"decoding again, the cache was damaged", "reading them back"}
     assert len(sets()) == 1
     assert root.is_dir()
     assert look(root, progress=None).fingerprint == found.fingerprint
@@ -192,7 +195,7 @@ def test_a_flipped_bit_behind_the_old_time_is_noticed(folder):
     about = path.stat()
     flip(path)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert torch.equal(look(root).pixels(), pixels)
+    assert torch.equal(look(root).images().pixels, pixels)
 
 
 def test_a_sound_set_with_another_time_is_checked_once(folder, decodings, monkeypatch):
@@ -222,7 +225,7 @@ def test_a_kill_leaves_nothing_half_and_its_rest_goes_away(tmp_path, monkeypatch
         process.send_signal(signal.SIGKILL)
     assert sets() == []
     (left,) = cache_folder().glob("unfinished-*")
-    assert len(look(tmp_path / "photos").pixels()) == 30
+    assert len(look(tmp_path / "photos").images().pixels) == 30
     assert left.exists(), "it may belong to a run that is at work"
     clean_cache = next(iter(sets()))
     shutil.rmtree(clean_cache)
@@ -263,7 +266,7 @@ def test_a_disk_that_fills_up_is_named(folder, monkeypatch):
 def test_clean_says_what_it_removes_and_a_reader_goes_on(folder):
     assert clean() == (0, 0)
     found = look(folder[0])
-    pixels = found.pixels()
+    pixels = found.images().pixels
     count, size = clean(remove=False)
     assert count == 1
     assert size > found.num_bytes
@@ -276,3 +279,40 @@ def test_others_may_read_the_set(folder):
     found = look(folder[0])
     assert found.folder.stat().st_mode & 0o055 == 0o055
     assert json.loads((found.folder / "index.json").read_text())["settings"]["decoding"]["image_size"] == 24
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def mapped_kilobytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+
+@pytest.mark.parametrize("use", ["gathered", "fingerprint"])
+def test_pages_that_were_read_do_not_stay_in_the_process(tmp_path, use):
+    """A map of 48 MB, read from end to end, batch by batch."""
+    found = decoded(Repeated(), list(range(1000)), Decoding(128), silent, "", ignore)
+    images = found.images()
+    before, most = mapped_kilobytes(), 0
+    if use == "gathered":
+        chosen = images.chosen(range(1000))
+        for start in range(0, 1000, 50):
+            assert len(chosen.index_select(0, torch.arange(start, start + 50))) == 50
+            most = max(most, mapped_kilobytes() - before)
+    else:
+        fingerprint(replace(images, known_fingerprint=""))
+        most = mapped_kilobytes() - before
+    assert most < 10_000
+    assert int(images.pixels.sum()) > 0, "and they can be read again"
+    assert mapped_kilobytes() - before > 40_000, "without release they stay: the measure measures"
+
+
+class Repeated:
+    """The same picture over and over."""
+
+    def stamps(self, numbers):
+        yield str(len(numbers))
+
+    def opened(self):
+        return nullcontext(lambda number: noise(128, number % 7))

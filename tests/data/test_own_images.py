@@ -238,7 +238,7 @@ def test_nothing_usable(tmp_path):
         ("nowhere.npz", {}, r"data\.path: nowhere\.npz: there is no such file"),
         ("nowhere.csv", {}, r"data\.path: nowhere\.csv: there is no such file"),
         ("x.png", {}, r"data\.path: x\.png: there is no such folder"),
-        ("caf\udce9", {}, r"data\.path: caf\\xe9: its name is no UTF-8"),
+        ("\udce9t\udce9", {}, r"data\.path: \\xe9t\\xe9: its name is no UTF-8"),
     ],
 )
 def test_places_that_are_none(tmp_path, monkeypatch, path, settings, message):

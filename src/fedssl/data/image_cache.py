@@ -8,6 +8,7 @@ images/known/STAMPS       the KEY of files with these sizes and times: no file n
 
 import hashlib
 import json
+import mmap
 import os
 import re
 import shutil
@@ -17,7 +18,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +59,17 @@ class DecodedImages:
     def num_bytes(self) -> int:
         return int(np.prod(self.shape))
 
-    def pixels(self) -> Tensor:
+    def images(self, labels: Tensor | None = None, class_names: tuple[str, ...] = ()) -> Images:
         """Mapped, read only: nothing is in memory but what the system keeps of the file, and gives up at need."""
         if not self.shape[0]:
-            return torch.empty(self.shape, dtype=torch.uint8)
-        mapped = np.memmap(self.pixels_path, np.uint8, "r", shape=self.shape)
+            return Images(torch.empty(self.shape, dtype=torch.uint8), labels, class_names, self.fingerprint)
+        with self.pixels_path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to images
-            return torch.from_numpy(mapped)
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes to images
+            pixels = torch.frombuffer(mapped, dtype=torch.uint8).view(self.shape)
+        forget = partial(mapped.madvise, mmap.MADV_DONTNEED) if hasattr(mmap, "MADV_DONTNEED") else None
+        return Images(pixels, labels, class_names, self.fingerprint, forget)
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ def _is_whole(found: DecodedImages) -> bool:
         return False
     if checked.exists() and checked.read_text() == _times(found.pixels_path):
         return True
-    if fingerprint(Images(found.pixels())) != found.fingerprint:
+    if fingerprint(replace(found, fingerprint="").images()) != found.fingerprint:
         return False
     write_atomically(checked, _times(found.pixels_path))
     return True
@@ -180,7 +185,7 @@ def _make(work: _Work, settings: str) -> DecodedImages:
         content = {
             "settings": json.loads(settings),
             "shape": shape,
-            "fingerprint": fingerprint(Images(made.pixels())),
+            "fingerprint": fingerprint(made.images(), partial(work.progress, "reading them back")),
             "outcomes": [list(asdict(one).values()) for one in outcomes],
         }
         write_atomically(unfinished / "index.json", json.dumps(content))

@@ -102,12 +102,11 @@ class _Decoded:
         return sorted({str(sample.label) for sample in self.samples}, key=by_number) if self.labelled else []
 
     def images(self, classes: Sequence[str]) -> Images:
-        pixels, known = self.cached.pixels(), self.cached.fingerprint
         if not self.labelled:
-            return Images(pixels, known_fingerprint=known)
+            return self.cached.images()
         numbers = {name: number for number, name in enumerate(classes)}
         labels = torch.tensor([numbers[str(sample.label)] for sample in self.samples], dtype=torch.int64)
-        return Images(pixels, labels, tuple(classes), known)
+        return self.cached.images(labels, tuple(classes))
 
     def originals(self) -> tuple[Original, ...]:
         used = (outcome for outcome in self.cached.outcomes if not outcome.refused)

@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedssl.data.images import Chosen, Images, Indices
+from fedssl.data.images import Images, Indices
 from fedssl.evaluation.features import Watch, as_input, compute_features, device_of, mode, unwatched
 from fedssl.evaluation.training import Fitting, fit
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
@@ -100,13 +100,13 @@ def _train(
 ) -> None:
     assert images.labels is not None
     device = device_of(model)
-    used = torch.arange(len(images)) if numbers is None else torch.as_tensor(numbers, dtype=torch.int64)
-    pixels = Chosen(images.pixels, used)  # batch by batch: the set may be a memory map larger than the memory
+    # Batch by batch: the set may be a memory map larger than the memory.
+    pixels = images.chosen(torch.arange(len(images)) if numbers is None else numbers)
     model.requires_grad_(True)
     fit(
         model,
         lambda chosen: as_input(pixels.index_select(0, chosen), device),
-        images.labels[used],
+        images.labels[pixels.numbers],
         fitting,
         seed,
         name,

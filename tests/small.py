@@ -46,6 +46,12 @@ def make_images(count=80, size=16):
     return synthetic_images(count, 10, size, 0, "train")
 
 
+def held_by(parts, client):
+    """All images that a client of a built run trains on."""
+    images = parts.client.images_of(client)
+    return images.index_select(0, torch.arange(len(images)))
+
+
 def make_client(method, rule, *, clients=4, images=None, training=TRAINING, rounds=2, seed=0, **options):
     pixels = make_images().pixels if images is None else images
     parts = torch.arange(len(pixels)).chunk(clients)

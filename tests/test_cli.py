@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from pictures import write_folder
 from written_runs import CONFIG, changed, write_run
 
 TINY = [
@@ -88,6 +89,12 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["report", ".", "-o", "r.html"], "not a run folder (config.toml is missing)"),
         (["compare", ".", "."], "not a run folder (config.toml is missing)"),
         (["ls", "nowhere"], "nowhere: there is no such folder"),
+        (["run", "folder"], "data.path: say where your images are: a folder, a .npz"),
+        (["run", "folder", "--set", "data.path=nowhere"], "nowhere: there is no such folder"),
+        (["run", "folder", "--set", "data.layout=silo"], "data.layout: 'silo' is not one of auto, folder, silos"),
+        (["run", "folder", "--set", "data.channels=2"], "data.channels: 2 is not one of 1, 3"),
+        (["data", "inspect", "nowhere"], "nowhere: there is no such folder"),
+        (["data", "inspect", "."], "lies among the images, which are never written to"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
@@ -171,6 +178,21 @@ def test_too_few_clients_end_with_code_4_and_a_damaged_run_with_code_3(tmp_path)
     code, _, err = fedssl(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
     assert code == 3
     assert "round-000000/manifest.json: damaged" in err
+
+
+def test_inspect_shows_what_a_run_would_refuse_and_then_fails(tmp_path):
+    write_folder(tmp_path / "sites", clients=("a",), each=4)
+    (tmp_path / "sites" / "empty").mkdir()
+    code, out, err = fedssl("data", "inspect", "sites", "--set", "data.layout=silos", "--out", "seen", cwd=tmp_path)
+    assert code == 2
+    assert "client 0 (a): 4 images" in out
+    assert err.startswith("error: `fedssl run folder` would refuse this: client 1 (empty) has 0 images")
+    assert sorted(path.name for path in (tmp_path / "seen").iterdir()) == ["holdings.png", "views.png"]
+    code, out, _ = fedssl("data", "clean", "--dry-run")
+    assert "there are 1 sets of decoded images" in out
+    code, out, _ = fedssl("data", "clean")
+    assert "removed 1 sets of decoded images" in out
+    assert "there are 0 sets" in fedssl("data", "clean", "--dry-run")[1]
 
 
 def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):

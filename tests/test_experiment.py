@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from small import TINY
+from small import TINY, held_by
 
 import fedssl
 from fedssl.build import build, build_method, choose_device
@@ -203,7 +203,7 @@ def test_initial_weights_follow_from_the_seed_alone():
 def test_pretraining_images_carry_no_labels():
     parts = build(load("smoke", TINY).config)
     for client, indices in enumerate(parts.partition.clients):
-        assert torch.equal(parts.client.images_of(client), parts.dataset.train.pixels[torch.from_numpy(indices)])
+        assert torch.equal(held_by(parts, client), parts.dataset.train.pixels[torch.from_numpy(indices)])
 
 
 # --- what is refused, and what is said --------------------------------------------------------------------------------

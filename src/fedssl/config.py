@@ -303,7 +303,7 @@ def _check_network(network: BaseModel) -> None:
 def _check_together(config: Config) -> None:
     num_clients = config.partition.settings["num_clients"]
     per_round = config.client_sampling.clients_per_round
-    if per_round is not None and per_round > num_clients:
+    if per_round is not None and num_clients is not None and per_round > num_clients:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )

@@ -1,7 +1,7 @@
 """An experiment: config → parts → rounds → evaluation → run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,15 @@ class Experiment:
             return RunReport(path, summary)
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        parts = build(config)
-        run_folder = RunFolder.create(path)
-        with run_folder.locked(), shown:
-            choice = choose_engine(config, parts, run_folder.clients, steps_after(0, config, parts))
-            if choice.reason:
-                shown.say(f"note: {choice.reason}")
-            course = _Course(replace(config, run=choice.run), parts, run_folder, shown, loggers)
-            return RunReport(path, course.follow(begun, changed))
+        with shown:
+            parts = build(config, shown.preparing)
+            run_folder = RunFolder.create(path)
+            with run_folder.locked():
+                choice = choose_engine(config, parts, run_folder.clients, steps_after(0, config, parts))
+                if choice.reason:
+                    shown.say(f"note: {choice.reason}")
+                course = _Course(replace(config, run=choice.run), parts, run_folder, shown, loggers)
+                return RunReport(path, course.follow(begun, changed))
 
 
 class _Course:
@@ -91,6 +92,7 @@ class _Course:
         self.folder.write_environment(describe_environment(self.parts.device))
         partition = self.config.partition
         self.parts.partition.save(self.folder.partition, partition.name, partition.settings)
+        self.folder.write_refused([asdict(one) for one in self.parts.dataset.refused])
         self.folder.write_config(self.config.as_toml())  # last: it makes the folder one of a run
 
     def _note_resumption(self, changed: list[Change], done: int) -> None:

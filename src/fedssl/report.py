@@ -100,7 +100,7 @@ class _RunLooks:
             self.reason = str(error)
 
     def data_section(self) -> Section:
-        figures = self._made({"Who holds what": "holdings", "What a client trains on": "views"})
+        figures = self._made({"Who holds what": "holdings", "What each client trains on": "views"})
         return Section(f"{self.prefix}-data", "The data", "", figures)
 
     def encoder_section(self) -> Section:

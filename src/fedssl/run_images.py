@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.build import choose_device
-from fedssl.data.augmentations import RECIPES, two_views
+from fedssl.data.augmentations import RECIPES
+from fedssl.data.client_views import client_views
 from fedssl.data.images import Images
+from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
@@ -18,56 +20,61 @@ from fedssl.finished_run import FinishedRun
 from fedssl.networks.heads import Encoder
 from fedssl.reports import image_figures
 from fedssl.reports.page import Figure
-from fedssl.seeding import torch_stream
 
 BANK = 10_000  # training images that vote at most
+LOOKED_AT_BYTES = 400_000_000  # of training or of test images, at most: large ones are fewer
 MAPPED = 1_000
-SHOWN_VIEWS = 6
 QUERIES, NEIGHBOURS = 6, 6
+UNLABELLED = "there are no labelled test images (data.eval_test)"
 
 
 @dataclass(frozen=True)
 class RunImages:
-    """Subsets of a run's training and test images, evenly spaced, with labels."""
+    """Subsets of a run's images, evenly spaced: those that vote and those that are named, if there are labels."""
 
     run: FinishedRun
     train: Images
-    test: Images
+    test: Images | None
 
     @classmethod
     def of(cls, run: FinishedRun, images: int) -> "RunImages":
-        dataset = run.dataset
-        if dataset.train.labels is None or dataset.test.labels is None:
-            raise FedsslError("the dataset has no labels")
-        return cls(run, _evenly(dataset.train, BANK), _evenly(dataset.test, images))
+        if run.dataset.labelled is None:
+            return cls(run, _evenly(run.dataset.train, BANK), None)
+        train, test = run.dataset.labelled
+        return cls(run, _evenly(train, BANK), _evenly(test, images))
 
     @property
-    def num_classes(self) -> int:
-        return self.run.dataset.train.num_classes
-
-    @property
-    def class_names(self) -> list[str]:
-        names = self.run.dataset.train.class_names
-        return list(names) or [str(number) for number in range(self.num_classes)]
+    def num_classes(self) -> int | None:
+        return None if self.test is None else self.train.num_classes
 
     # --- figures of the data
 
     def holdings(self, prefix: str) -> Figure:
-        labels = self.run.dataset.train.labels
-        assert labels is not None
-        if max(int(held.max()) for held in self.run.partition.clients if len(held)) >= len(labels):
-            raise FedsslError("partition.json names more images than the dataset has")
-        counts = self.run.partition.class_counts(labels.numpy(), self.num_classes)
-        return image_figures.holdings(prefix, counts, self.class_names)
+        train, partition = self.run.dataset.train, self._partition
+        titles = [partition.title(client) for client in range(len(partition.clients))]
+        if train.labels is None:
+            return image_figures.sizes(prefix, partition.sizes(), titles)
+        counts = partition.class_counts(train.labels.numpy(), train.num_classes)
+        return image_figures.holdings(prefix, counts, titles, _class_names(train))
 
     def views(self, prefix: str) -> Figure:
-        """Two views by the run's own recipe, one image of each class as far as there is room."""
-        chosen = _one_of_each(self.train, SHOWN_VIEWS)
-        augmentation = self.run.config.augmentation
-        recipe = RECIPES[augmentation.name](**augmentation.settings)
-        first, second = two_views(chosen.pixels, recipe, torch_stream(self.run.config.run.seed, "report", "views"))
-        view_1, view_2 = (view.mul(255).round().to(torch.uint8).numpy() for view in (first, second))
-        return image_figures.views(prefix, chosen.pixels.numpy(), view_1, view_2, self._names_of(_labels(chosen)))
+        """Two views by the run's own recipe, for a few images of each client as far as there is room."""
+        config, train, partition = self.run.config, self.run.dataset.train, self._partition
+        recipe = RECIPES[config.augmentation.name](**config.augmentation.settings)
+        shown = client_views(train.pixels, partition, recipe, config.run.seed)
+        titles = [partition.title(one.client) for one in shown]
+        classes = [[""] * len(one.numbers) for one in shown]
+        if train.labels is not None:
+            names, labels = _class_names(train), train.labels
+            classes = [[names[int(labels[number])] for number in one.numbers] for one in shown]
+        return image_figures.views(prefix, shown, titles, classes, len(partition.clients))
+
+    @property
+    def _partition(self) -> Partition:
+        partition = self.run.partition
+        if max(int(held.max()) for held in partition.clients if len(held)) >= len(self.run.dataset.train):
+            raise FedsslError("partition.json names more images than the dataset has")
+        return partition
 
     # --- figures of the encoder
 
@@ -82,39 +89,43 @@ class RunImages:
             f"(share of the variance shown: {', '.join(shares)})."
         )
         classes = self._mapped_classes.numpy()
-        return image_figures.maps(prefix, "PCA", points, classes, self.class_names, caption, "component")
+        return image_figures.maps(prefix, "PCA", points, classes, _class_names(self.train), caption, "component")
 
     def tsne_map(self, prefix: str) -> Figure:
-        if len(self.test) < 5:
-            raise FedsslError(f"{len(self.test)} test images are too few for t-SNE")
+        if len(self._test) < 5:
+            raise FedsslError(f"{len(self._test)} test images are too few for t-SNE")
         points = {name: tsne(features).numpy() for name, features in self._mapped.items()}
         caption = (
             f"{len(self._mapped_classes):,} test images, arranged so that images with similar features lie together "
             "(perplexity 30). Only neighbourhoods mean something; sizes of and distances between clusters do not."
         )
         classes = self._mapped_classes.numpy()
-        return image_figures.maps(prefix, "t-SNE", points, classes, self.class_names, caption, "t-SNE")
+        return image_figures.maps(prefix, "t-SNE", points, classes, _class_names(self.train), caption, "t-SNE")
 
     def confusion(self, prefix: str) -> Figure:
-        evaluation = self.run.config.evaluation
-        train, test = self._features
-        votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": self.num_classes}
-        named = knn_predictions(train, _labels(self.train), test, **votes)  # type: ignore[arg-type]
-        matrix = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
-        matrix.index_put_((_labels(self.test), named), torch.ones_like(named), accumulate=True)
-        about = f"{self._whose}, k = {evaluation.k}, {len(self.test):,} test and {len(self.train):,} training images"
-        return image_figures.confusion(prefix, matrix.numpy(), self.class_names, about)
+        evaluation, test, count = self.run.config.evaluation, self._test, self.train.num_classes
+        votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": count}
+        named = knn_predictions(self._train_features, _labels(self.train), self._test_features, **votes)  # type: ignore[arg-type]
+        matrix = torch.zeros(count, count, dtype=torch.int64)
+        matrix.index_put_((_labels(test), named), torch.ones_like(named), accumulate=True)
+        about = f"{self._whose}, k = {evaluation.k}, {len(test):,} test and {len(self.train):,} training images"
+        return image_figures.confusion(prefix, matrix.numpy(), _class_names(self.train), about)
 
     def neighbours(self, prefix: str) -> Figure:
-        train, test = (nn.functional.normalize(features, dim=1) for features in self._features)
+        """Training images most like some test images; without labels, most like some of the training images."""
+        bank = nn.functional.normalize(self._train_features, dim=1)
+        if self.test is None:
+            chosen = _spaced(len(bank), QUERIES)
+            nearest = (bank[chosen] @ bank.T).topk(min(NEIGHBOURS + 1, len(bank)), dim=1).indices[:, 1:]  # 0: itself
+            queries, found = self.train.pixels[chosen], self.train.pixels[nearest]
+            return image_figures.lookalikes(prefix, queries.numpy(), found.numpy())
         chosen = _class_firsts(_labels(self.test), QUERIES)
-        nearest = (test[chosen] @ train.T).topk(min(NEIGHBOURS, len(train)), dim=1).indices
+        queries = nn.functional.normalize(self._test_features[chosen], dim=1)
+        nearest = (queries @ bank.T).topk(min(NEIGHBOURS, len(bank)), dim=1).indices
         found = self.train.pixels[nearest]  # M x n x C x H x W
         names = [self._names_of(_labels(self.train)[row]) for row in nearest]
-        queries = self.test.pixels[chosen].numpy()
-        return image_figures.neighbours(
-            prefix, queries, self._names_of(_labels(self.test)[chosen]), found.numpy(), names
-        )
+        of_queries = self._names_of(_labels(self.test)[chosen])
+        return image_figures.neighbours(prefix, self.test.pixels[chosen].numpy(), of_queries, found.numpy(), names)
 
     # --- encoders and features
 
@@ -140,24 +151,39 @@ class RunImages:
             return with_reestimated_batchnorm(module, self.train.pixels)
         return module
 
+    @property
+    def _test(self) -> Images:
+        if self.test is None:
+            raise FedsslError(UNLABELLED)
+        return self.test
+
     @cached_property
-    def _features(self) -> tuple[Tensor, Tensor]:
-        module = self._trained[0]
-        return compute_features(module, self.train.pixels), compute_features(module, self.test.pixels)
+    def _train_features(self) -> Tensor:
+        return compute_features(self._trained[0], self.train.pixels)
+
+    @cached_property
+    def _test_features(self) -> Tensor:
+        return compute_features(self._trained[0], self._test.pixels)
 
     @cached_property
     def _mapped(self) -> dict[str, Tensor]:
         """Features of the images on the maps, by encoder."""
-        which = _spaced(len(self.test), MAPPED)
-        random = compute_features(self._module(self.run.random_encoder()), self.test.pixels[which])
-        return {"random init": random, self._whose: self._features[1][which]}
+        trained, whose = self._test_features, self._whose
+        which = _spaced(len(self._test), MAPPED)
+        random = compute_features(self._module(self.run.random_encoder()), self._test.pixels[which])
+        return {"random init": random, whose: trained[which]}
 
     @property
     def _mapped_classes(self) -> Tensor:
-        return _labels(self.test)[_spaced(len(self.test), MAPPED)]
+        return _labels(self._test)[_spaced(len(self._test), MAPPED)]
 
     def _names_of(self, labels: Tensor) -> list[str]:
-        return [self.class_names[int(label)] for label in labels]
+        names = _class_names(self.train)
+        return [names[int(label)] for label in labels]
+
+
+def _class_names(images: Images) -> list[str]:
+    return list(images.class_names) or [str(number) for number in range(images.num_classes)]
 
 
 def _labels(images: Images) -> Tensor:
@@ -171,6 +197,7 @@ def _spaced(count: int, most: int) -> Tensor:
 
 
 def _evenly(images: Images, most: int) -> Images:
+    most = min(most, max(1, LOOKED_AT_BYTES // images.pixels[:1].numel()))
     return images if len(images) <= most else images.select(_spaced(len(images), most))
 
 
@@ -178,10 +205,6 @@ def _class_firsts(labels: Tensor, most: int) -> Tensor:
     """The number of the first image of each class, for the first `most` classes that occur."""
     present = torch.unique(labels)[:most]
     return torch.stack([(labels == label).nonzero()[0, 0] for label in present])
-
-
-def _one_of_each(images: Images, most: int) -> Images:
-    return images.select(_class_firsts(_labels(images), most))
 
 
 def _two_columns(points: Tensor) -> Tensor:

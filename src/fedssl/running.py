@@ -188,6 +188,8 @@ class Running:
                 "source": self.parts.dataset.source,
                 "train_fingerprint": fingerprint(self.parts.dataset.train),
                 "clients": self.parts.partition.sizes(),
+                "client_names": list(self.parts.partition.names),
+                "refused": len(self.parts.dataset.refused),
                 "unused": self.parts.partition.unused,
                 "labelled": len(self.parts.partition.labelled),
             },

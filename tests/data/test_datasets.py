@@ -50,5 +50,6 @@ def test_not_fetched_yet(monkeypatch, tmp_path, name):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_settings_can_be_read_from_the_loader(name):
-    assert {"train_images", "test_images"} <= set(settings_of(DATASETS[name]))
+    expected = {"path", "image_size"} if name == "folder" else {"train_images", "test_images"}
+    assert expected <= set(settings_of(DATASETS[name]))
     assert summary_of(DATASETS[name])

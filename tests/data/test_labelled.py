@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from small import held_by
 
 from fedssl.build import build
 from fedssl.data.labelled import choose_labelled
@@ -93,7 +94,7 @@ def test_setting_of_every_dataset_which_a_run_obeys(tmp_path):
     assert len(parts.partition.labelled) == 20
     assert "20 labelled images are held out of pre-training, for evaluation" in parts.remarks
     pixels = parts.dataset.train.pixels
-    seen = {image.numpy().tobytes() for client in range(4) for image in parts.client.images_of(client)}
+    seen = {image.numpy().tobytes() for client in range(4) for image in held_by(parts, client)}
     assert not seen & {pixels[i].numpy().tobytes() for i in parts.partition.labelled}
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fedssl.data.partition import PARTITIONS, Partition, classes, dirichlet, iid
+from fedssl.data.partition import PARTITIONS, Owners, Partition, classes, deal_out, dirichlet, iid, natural
 from fedssl.errors import FedsslError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
@@ -195,3 +195,46 @@ def test_errors_name_the_field(call, text):
     with pytest.raises(FedsslError, match=text) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+# --- natural ----------------------------------------------------------------------------------------------------------
+
+OWNERS = Owners(np.array([1, 0, 1, 3, 1, 0]), ("a", "b", "empty", "d"))
+
+
+def test_natural_gives_everyone_their_own():
+    partition = natural(None, 6, 0, OWNERS)
+    assert [indices.tolist() for indices in partition.clients] == [[1, 5], [0, 2, 4], [], [3]]
+    assert (partition.names, partition.unused) == (("a", "b", "empty", "d"), 0)
+    assert (partition.title(3), iid(None, 6, 0, num_clients=2).title(1)) == ("client 3 (d)", "client 1")
+
+
+def test_natural_without_owners_is_iid_with_five_or_as_many_as_asked_for():
+    for count, asked in ((5, {}), (3, {"num_clients": 3})):
+        partition = natural(None, 60, 1, **asked)
+        expected = iid(None, 60, 1, num_clients=count)
+        assert [a.tolist() for a in partition.clients] == [a.tolist() for a in expected.clients]
+
+
+def test_natural_with_another_number_of_clients_is_refused():
+    assert len(natural(None, 6, 0, OWNERS, num_clients=4).clients) == 4
+    with pytest.raises(FedsslError, match="num_clients is 5 but the data name 4 clients"):
+        natural(None, 6, 0, OWNERS, num_clients=5)
+
+
+def test_natural_keeps_a_share_of_each_and_leaves_out_labelled_images():
+    owners = Owners(np.repeat([0, 1], [20, 10]), ("a", "b"))
+    assert natural(None, 30, 0, owners, data_amount=0.5).sizes() == [10, 5]
+    dealt = deal_out("natural", {}, None, 30, 0, np.array([0, 25]), owners)
+    assert dealt.sizes() == [19, 9]
+    assert 25 not in dealt.clients[1]
+    assert dealt.names == ("a", "b")
+
+
+def test_names_are_saved_and_checked(tmp_path):
+    path = tmp_path / "partition.json"
+    natural(None, 6, 0, OWNERS).save(path)
+    assert Partition.load(path).names == OWNERS.names
+    path.write_text(json.dumps({"clients": [[1, 2]], "unused": 0, "names": ["a", "b"]}))
+    with pytest.raises(FedsslError, match="names 2 of 1 clients"):
+        Partition.load(path)

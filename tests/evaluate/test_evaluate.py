@@ -128,12 +128,14 @@ def test_supervised_baseline_sees_only_what_clients_hold(run, monkeypatch):
     from fedssl.evaluate import course
 
     seen = []
-    monkeypatch.setattr(course, "train_supervised", lambda encoder, images, *rest: seen.append(images))
+    monkeypatch.setattr(course, "train_supervised", lambda encoder, images, *rest: seen.append((images, rest[-1])))
     evaluate(run, Request(protocols=("knn",), baselines=("supervised",)))
     opened = FinishedRun.open(run)
     held = np.sort(np.concatenate(opened.partition.clients))
-    assert torch.equal(seen[0].pixels, opened.dataset.train.pixels[held])
-    assert len(seen[0]) == 120 - opened.partition.unused - len(opened.partition.labelled)
+    images, numbers = seen[0]
+    assert torch.equal(images.pixels, opened.dataset.train.pixels)
+    assert numbers.tolist() == held.tolist()
+    assert len(numbers) == 120 - opened.partition.unused - len(opened.partition.labelled)
 
 
 def test_standalone_every_client_is_evaluated(tmp_path):
@@ -320,7 +322,7 @@ def test_bad_data_and_devices(run, settings, message):
 def test_datasets_that_cannot_be_used(run, monkeypatch, channels, labels, message):
     pixels = torch.zeros(8, channels, 16, 16, dtype=torch.uint8)
     images = Images(pixels, None if labels is None else torch.tensor(list(labels)))
-    monkeypatch.setitem(datasets.DATASETS, "other", lambda: Dataset("other", images, images, "a test"))
+    monkeypatch.setitem(datasets.DATASETS, "other", lambda _: Dataset("other", images, images, "a test"))
     with pytest.raises(FedsslError, match=message):
         evaluate(run, Request(protocols=("knn",), data="other"))
 

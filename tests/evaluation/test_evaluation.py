@@ -8,12 +8,13 @@ from torch import nn
 from fedssl.data.images import Images
 from fedssl.data.synthetic import synthetic_images
 from fedssl.evaluation.bench import LabelledData
-from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
+from fedssl.evaluation.features import batch_size_for, compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import NAME, fit_linear, linear_probe_predictions
-from fedssl.evaluation.monitor import Monitor
+from fedssl.evaluation.monitor import Monitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.evaluation.training import Fitting, fit
+from fedssl.methods.collapse import feature_std
 from fedssl.networks.backbones import convnet
 from fedssl.networks.heads import Encoder
 
@@ -152,3 +153,36 @@ def test_perfect_features_give_perfect_accuracy():
 
     monitor = Monitor(LabelledData("angles", images, images), KNN(k=1))
     assert monitor.quick(Encoder(Angle(), nn.Identity()))["knn"] == 1.0
+
+
+# --- large images and images without labels ---------------------------------------------------------------------------
+
+
+def test_batches_are_smaller_for_larger_images():
+    sizes = {side: batch_size_for(side, side) for side in (16, 32, 64, 224, 1000)}
+    assert sizes == {16: 500, 32: 500, 64: 125, 224: 32, 1000: 32}
+
+
+def test_votes_in_small_tables_are_the_same(monkeypatch):
+    stream = torch.Generator().manual_seed(0)
+    train, test = torch.randn(50, 8, generator=stream), torch.randn(30, 8, generator=stream)
+    labels = torch.randint(0, 3, (50,), generator=stream)
+    options = {"k": 5, "temperature": 0.1, "num_classes": 3}
+    whole = knn_predictions(train, labels, test, **options)
+    monkeypatch.setattr("fedssl.evaluation.knn.LARGEST_TABLE", 7 * 50)
+    assert torch.equal(knn_predictions(train, labels, test, **options), whole)
+
+
+def test_spread_is_that_of_features_of_evenly_spaced_images():
+    torch.manual_seed(0)
+    encoder = Encoder(convnet(3, width=4), nn.Linear(32, 8))
+    pixels = synthetic_images(30, 10, 16, 0, "train").pixels
+    chosen = pixels[[0, 7, 14, 22, 29]]
+    for kind, module in (("backbone", encoder.backbone), ("projection", encoder)):
+        monitor = SpreadMonitor(pixels, kind, most=5)
+        assert torch.equal(monitor.looked_at, chosen)
+        measured = monitor.full(encoder)
+        assert measured["backbone_std"] == feature_std(compute_features(module, chosen))
+        fitted = with_reestimated_batchnorm(module, chosen)
+        assert measured["backbone_std_reestimated"] == feature_std(compute_features(fitted, chosen))
+        assert monitor.quick(encoder, reestimate=True) == {"backbone_std": measured["backbone_std_reestimated"]}

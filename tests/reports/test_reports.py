@@ -97,6 +97,39 @@ def test_live_view_shows_round_client_speed_and_time_left():
         assert text in shown
 
 
+def test_plain_view_says_now_and_then_how_far_the_images_are(capsys, monkeypatch):
+    from fedssl.reports import progress
+
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    view = PlainView()
+    for second in range(12):
+        now[0] = float(second)
+        view.preparing("decoding images", 1000 * second, 12_000)
+    view.preparing("quick work", 1, None)
+    assert capsys.readouterr().out == "decoding images: 6,000 of 12,000\n"
+
+
+def test_live_view_has_a_bar_for_the_images():
+    screen = io.StringIO()
+    with LiveView(Console(file=screen, force_terminal=True, width=120)) as view:
+        for text in ("decoding images", "decoding images"):  # training, then test images
+            for done in (0, 5, 10):
+                view.preparing(text, done, 10)
+        assert [(task.completed, task.finished) for task in view.images_bar.tasks] == [(10, True), (10, True)]
+        view.live.refresh()
+        view.start("a run", 1, 1)
+    assert "decoding images" in screen.getvalue()
+    assert "10/10" in screen.getvalue()
+
+
+def test_views_show_the_spread_where_there_is_no_accuracy(capsys):
+    view = PlainView()
+    view.start("a run", 2, 10)
+    view.round_finished({"round": 0, "clients": [], "backbone_std": 0.1234})
+    assert capsys.readouterr().out.splitlines()[1] == "round 0/2  spread of features 0.123"
+
+
 def test_view_is_plain_when_not_a_terminal(capsys):
     assert isinstance(make_view(), PlainView)
 

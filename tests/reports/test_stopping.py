@@ -11,6 +11,9 @@ class Recorder(QuietView):
     def __init__(self):
         self.seen = []
 
+    def preparing(self, text, done, total):
+        self.seen.append(f"{text} {done}")
+
     def start(self, title, rounds, steps, done):
         self.seen.append(title)
 
@@ -43,6 +46,7 @@ def test_the_first_signal_waits_for_a_safe_point_and_the_second_does_not(sent, c
 def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
     inner, request = Recorder(), StopRequest()
     with StoppableView(inner, request) as view:
+        view.preparing("images", 1, 2)
         view.start("a", 1, 2, 0)
         view.step(0, 1, 2, 8)
         view.round_finished({"round": 1})
@@ -50,9 +54,14 @@ def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
         view.say("b")
         request.signal = signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
+            view.preparing("images", 2, 2)
+        with pytest.raises(KeyboardInterrupt):
             view.step(0, 2, 2, 16)
         with pytest.raises(KeyboardInterrupt):
             view.evaluating("features", 2, 2)
         with pytest.raises(KeyboardInterrupt):
             view.round_finished({"round": 2})
-    assert inner.seen == ["a", 1, {"round": 1}, "features 1/2", "b", 2, "features 2/2", {"round": 2}]
+    assert inner.seen == [
+        *("images 1", "a", 1, {"round": 1}, "features 1/2", "b"),
+        *("images 2", 2, "features 2/2", {"round": 2}),
+    ]

@@ -79,3 +79,15 @@ def test_clients_that_failed_and_changes_on_the_way_are_warned_of(tmp_path):
         "Client 1 failed 2 times (non-finite; rounds 1, 2); the rounds went on without it.",
         "The run was gone on with after round 1 with changes: torch_threads 2 → 1.",
     ]
+
+
+def test_a_run_without_labels_says_that_no_accuracy_can_be_given(tmp_path):
+    spread = {"backbone_std": 0.3}
+    summary = changed(SUMMARY, initial=spread, final=spread, data__refused=1234)
+    rounds = [{key: value for key, value in one.items() if key not in ("knn", "linear")} for one in ROUNDS]
+    unlabelled = record(tmp_path, rounds=rounds, summary=summary)
+    assert words.story(unlabelled, None)[-1].startswith("No accuracy can be given: there were no labelled test images.")
+    assert {"kNN accuracy", "Linear probe"} & {tile.label for tile in words.tiles(unlabelled)} == set()
+    assert words.warnings(unlabelled) == [
+        "1,234 files could not be used and were left out; refused.jsonl names each of them."
+    ]

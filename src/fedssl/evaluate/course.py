@@ -13,7 +13,7 @@ from fedssl.build import choose_device
 from fedssl.errors import FedsslError
 from fedssl.evaluate.data import find_data
 from fedssl.evaluate.request import EPOCHS, Request
-from fedssl.evaluation.bench import Bench, LabelledData
+from fedssl.evaluation.bench import Bench
 from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
@@ -117,10 +117,12 @@ class _Evaluation:
 
     def _scopes(self, subject: Subject) -> Iterator[tuple[str, torch.Tensor]]:
         """The test images to count over: all, and those of the classes that a client holds."""
-        labels, labels_of_training = self.data.test_labels, self.data.train_labels.numpy()
+        labels = self.data.test_labels
         yield "all", torch.ones_like(labels, dtype=torch.bool)
         for client in subject.classes_of:
-            held = torch.from_numpy(np.unique(labels_of_training[self.run.partition.clients[client]]))
+            of_training = self.run.dataset.train.labels
+            assert of_training is not None
+            held = torch.unique(of_training[torch.from_numpy(self.run.partition.clients[client])])
             chosen = torch.isin(labels, held)
             if chosen.any():
                 yield f"classes of client {client}", chosen
@@ -131,8 +133,9 @@ class _Evaluation:
         clients = tuple(run.client_rounds()) if request.clients or not shares else ()
         if not shares and not clients:
             raise FedsslError(f"{run.folder.path}: the run finished no round, its clients have no encoders")
-        # Classes of another dataset are at no client.
-        own = clients if request.clients and request.data is None else ()
+        # Classes of another dataset are at no client, and of images without labels nobody knows whose they are.
+        known = request.data is None and run.dataset.train.labels is not None
+        own = clients if request.clients and known else ()
         if shares:
             encoder = run.global_encoder()  # a damaged file is refused now, not after the clients
             yield Subject("global", lambda: encoder, own)
@@ -142,15 +145,16 @@ class _Evaluation:
             yield Subject(name, run.random_encoder) if name == "random" else self._supervised_subject(name)
 
     def _supervised_subject(self, name: str) -> Subject:
+        if self.run.dataset.train.labels is None:
+            raise FedsslError(f"{self.run.folder.path}: its images have no labels: leave out --baseline supervised")
         fitting = replace(SUPERVISED, epochs=self.request.epochs.get("supervised", SUPERVISED.epochs))
         return Subject(name, lambda: self._supervised(fitting), details={"supervised": asdict(fitting)})
 
     def _supervised(self, fitting: Fitting) -> Encoder:
         """The run's network from its initial weights, trained with the labels of the images that its clients hold."""
         encoder = self.run.random_encoder().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = self.run.dataset.train.select(np.sort(np.concatenate(self.run.partition.clients)))
-        LabelledData(self.run.dataset.name, images, images).check()
-        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.watch)
+        images, held = self.run.dataset.train, np.sort(np.concatenate(self.run.partition.clients))
+        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.watch, held)
         return encoder  # type: ignore[no-any-return]
 
     def _protocol(self, name: str) -> Protocol:

@@ -4,7 +4,8 @@ import numpy as np
 
 from fedssl.build import build_dataset
 from fedssl.config import Choice, choice
-from fedssl.data.images import Images
+from fedssl.data.dataset import Dataset
+from fedssl.data.images import Images, fingerprint
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import IntArray
 from fedssl.errors import FedsslError
@@ -22,10 +23,11 @@ def find_data(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]
 
 def _own(run: FinishedRun) -> tuple[Choice, LabelledData]:
     dataset = run.dataset
+    train, test = _labelled(dataset, str(run.folder.path))
 
     def labelled(fraction: float) -> IntArray:
-        needed = _chosen(run, run.config.data, dataset.train, fraction)
-        if not np.isin(needed, run.partition.labelled).all():
+        needed = _chosen(run, run.config.data, train, fraction)
+        if dataset.eval_train is None and not np.isin(needed, run.partition.labelled).all():
             held, given = len(run.partition.labelled), run.config.data.settings["labelled_fraction"]
             raise FedsslError(
                 f"{run.folder.path}: semi-{100 * fraction:g} needs {len(needed)} training images that pre-training "
@@ -34,20 +36,32 @@ def _own(run: FinishedRun) -> tuple[Choice, LabelledData]:
             )
         return needed
 
-    data = LabelledData(dataset.name, dataset.train, dataset.test, labelled)
     recorded = run.summary.get("data", {}).get("train_fingerprint")
-    if recorded not in (None, data.fingerprints["train"]):
+    if recorded not in (None, fingerprint(dataset.train)):
         raise FedsslError(
-            f"{run.folder.path}: the images of {data.name} on this machine are not those of the run (another "
-            f"fingerprint): fetch them again, or look at them as other data with --data {data.name}"
+            f"{run.folder.path}: the images of {dataset.name} on this machine are not those of the run (another "
+            f"fingerprint): fetch them again, or look at them as other data with --data {dataset.name}"
         )
-    return run.config.data, data
+    return run.config.data, LabelledData(dataset.name, train, test, labelled)
+
+
+def _labelled(dataset: Dataset, whose: str) -> tuple[Images, Images]:
+    """(training, test) images with labels, or an error that says how to come by them."""
+    if dataset.labelled is not None:
+        return dataset.labelled
+    if dataset.name == "folder":
+        raise FedsslError(
+            f"{whose}: no accuracy can be given without labelled test images: name some with --data folder --set "
+            "path=TRAIN --set eval_test=TEST and the run's image_size"
+        )
+    raise FedsslError(f"{dataset.name}: the dataset has no labels: evaluation needs labelled images")
 
 
 def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
     chosen = choice("data", {"name": request.data, **request.data_settings})
     dataset, own = build_dataset(chosen), run.dataset.train
-    for images in (dataset.train, dataset.test):
+    train, test = _labelled(dataset, f"--data {dataset.name}")
+    for images in (train, test):
         if (images.channels, images.image_size) != (own.channels, own.image_size):
             raise FedsslError(
                 f"--data {dataset.name}: its images are {_shape(images)}, the encoder was trained on {_shape(own)}: "
@@ -60,9 +74,9 @@ def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
                 f"--data {chosen.name}: the run was pre-trained on {chosen.name} too and may have seen the labelled "
                 "images: leave --data out for semi-supervised evaluation"
             )
-        return _chosen(run, chosen, dataset.train, fraction)
+        return _chosen(run, chosen, train, fraction)
 
-    return chosen, LabelledData(dataset.name, dataset.train, dataset.test, labelled)
+    return chosen, LabelledData(dataset.name, train, test, labelled)
 
 
 def _chosen(run: FinishedRun, data: Choice, images: Images, fraction: float) -> IntArray:

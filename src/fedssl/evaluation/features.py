@@ -38,15 +38,21 @@ def as_input(pixels: Tensor, device: torch.device) -> Tensor:
     return pixels.to(device).float().div(255).contiguous(memory_format=torch.channels_last)
 
 
-def _batches(pixels: Tensor, batch_size: int, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
+def _batches(pixels: Tensor, batch_size: int | None, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
+    batch_size = batch_size or batch_size_for(*pixels.shape[2:])
     for start in range(0, len(pixels), batch_size):
         yield as_input(pixels[start : start + batch_size], device)
         watch(text, min(start + batch_size, len(pixels)), len(pixels))
 
 
+def batch_size_for(height: int, width: int) -> int:
+    """500 images up to 32 x 32 pixels, of larger ones fewer: what a network makes of a batch must fit into memory."""
+    return min(500, max(32, 500 * 32 * 32 // (height * width)))
+
+
 @torch.no_grad()
 def compute_features(
-    encoder: nn.Module, pixels: Tensor, batch_size: int = 500, watch: Watch = unwatched, text: str = "features"
+    encoder: nn.Module, pixels: Tensor, batch_size: int | None = None, watch: Watch = unwatched, text: str = "features"
 ) -> Tensor:
     """N x d features of uint8 images, on the CPU; the encoder is in evaluation mode meanwhile."""
     with mode(encoder, training=False):
@@ -58,7 +64,7 @@ def compute_features(
 def with_reestimated_batchnorm(
     encoder: nn.Module,
     pixels: Tensor,
-    batch_size: int = 500,
+    batch_size: int | None = None,
     watch: Watch = unwatched,
     text: str = "BatchNorm statistics",
 ) -> nn.Module:

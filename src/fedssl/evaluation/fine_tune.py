@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedssl.data.images import Images
+from fedssl.data.images import Images, Indices
 from fedssl.evaluation.features import Watch, as_input, compute_features, device_of, mode, unwatched
 from fedssl.evaluation.training import Fitting, fit
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
@@ -16,11 +16,20 @@ SUPERVISED = "supervised baseline"
 
 
 def fine_tuned(
-    backbone: nn.Module, images: Images, head: nn.Module, fitting: Fitting, seed: int, watch: Watch = unwatched
+    backbone: nn.Module,
+    images: Images,
+    head: nn.Module,
+    fitting: Fitting,
+    seed: int,
+    watch: Watch = unwatched,
+    numbers: Indices | None = None,
 ) -> nn.Sequential:
-    """A copy of the backbone with this head on it, all of it trained (`paper`); the backbone itself is untouched."""
+    """A copy of the backbone with this head on it, all of it trained (`paper`); the backbone itself is untouched.
+
+    It learns from the images of these numbers, if any are given.
+    """
     model = nn.Sequential(deepcopy(backbone), head).to(device_of(backbone))
-    _train(model, images, fitting, seed, NAME, watch)
+    _train(model, images, numbers, fitting, seed, NAME, watch)
     return model
 
 
@@ -64,23 +73,40 @@ def best_head_predictions(
     return best[0][2], best[0][1]
 
 
-def train_supervised(encoder: Encoder, images: Images, fitting: Fitting, seed: int, watch: Watch = unwatched) -> None:
+def train_supervised(
+    encoder: Encoder,
+    images: Images,
+    fitting: Fitting,
+    seed: int,
+    watch: Watch = unwatched,
+    numbers: Indices | None = None,
+) -> None:
     """Trains the backbone in place with labels and a linear layer on top, which is thrown away; no augmentation."""
     size = compute_features(encoder.backbone, images.pixels[:2]).shape[1]
     with global_stream(seed, SUPERVISED, "init"):
         classifier = nn.Linear(size, images.num_classes)
     model = nn.Sequential(encoder.backbone, classifier).to(device_of(encoder))
-    _train(model, images, fitting, seed, SUPERVISED, watch)
+    _train(model, images, numbers, fitting, seed, SUPERVISED, watch)
 
 
-def _train(model: nn.Sequential, images: Images, fitting: Fitting, seed: int, name: str, watch: Watch) -> None:
+def _train(
+    model: nn.Sequential,
+    images: Images,
+    numbers: Indices | None,
+    fitting: Fitting,
+    seed: int,
+    name: str,
+    watch: Watch,
+) -> None:
     assert images.labels is not None
     device = device_of(model)
+    # Batch by batch: the set may be a memory map larger than the memory.
+    pixels = images.chosen(torch.arange(len(images)) if numbers is None else numbers)
     model.requires_grad_(True)
     fit(
         model,
-        lambda chosen: as_input(images.pixels.index_select(0, chosen), device),
-        images.labels,
+        lambda chosen: as_input(pixels.index_select(0, chosen), device),
+        images.labels[pixels.numbers],
         fitting,
         seed,
         name,

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LARGEST_TABLE = 100_000_000  # similarities in memory at once, 400 MB
+
 
 @torch.no_grad()
 def knn_predictions(
@@ -13,7 +15,8 @@ def knn_predictions(
     k = min(k, len(train_features))
     bank = F.normalize(train_features, dim=1).T  # d x N
     predictions = []
-    for chunk in torch.split(F.normalize(test_features, dim=1), 2000):
+    at_once = max(1, min(2000, LARGEST_TABLE // len(train_features)))
+    for chunk in torch.split(F.normalize(test_features, dim=1), at_once):
         similarity, nearest = (chunk @ bank).topk(k, dim=1)  # M x k
         votes = torch.zeros(len(chunk), num_classes, dtype=similarity.dtype)
         votes.scatter_add_(1, train_labels[nearest], (similarity / temperature).exp())

@@ -97,9 +97,8 @@ class SemiSupervised(Protocol):
             few = train[chosen], data.train_labels[chosen]
             classes, epoch = best_head_predictions(head, *few, test, data.test_labels, fitting, seed, watch)
             return Predictions(classes, facts | {"epoch": epoch})
-        backbone, images = bench.encoder.backbone, data.train.select(chosen)
         head = new_head(bench.feature_size, self.hidden, data.num_classes, seed)
-        model = fine_tuned(backbone, images, head, fitting, seed, watch)
+        model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, watch, chosen)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
 
     def labelled(self, data: LabelledData) -> IntArray:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedssl.data.augmentations import Recipe
+from fedssl.data.images import Pixels
 from fedssl.errors import DamagedError, StorageError
 from fedssl.federation.client_store import ClientStore, Sent
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
@@ -40,7 +40,7 @@ class Client:
         rule: UpdateRule,
         recipe: Recipe,
         training: LocalTraining,
-        images_of: Callable[[int], Tensor],
+        images_of: Callable[[int], Pixels],
         rounds: int,
         seed: int,
         upload: Literal["online", "target"] = "online",

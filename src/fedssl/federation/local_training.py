@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedssl.data.augmentations import Recipe, two_views
+from fedssl.data.images import Pixels
 from fedssl.errors import FedsslError
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
@@ -48,7 +49,7 @@ class TrainingReport:
 
 def train_locally(
     method: SiameseMethod,
-    pixels: Tensor,
+    pixels: Pixels,
     recipe: Recipe,
     settings: LocalTraining,
     lr: float,

@@ -8,22 +8,34 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedssl.data.client_views import ClientViews
 from fedssl.reports.page import Figure, Panel, Strip, Thumb
 from fedssl.reports.plots import class_legend, heat_map, point_cloud
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def holdings(prefix: str, counts: Array, names: Sequence[str]) -> Figure:
+VIEWED = 2  # images of each client, to fit beside another figure
+THUMB_PIXELS = 96  # as they are shown; larger ones would only make the file large
+
+
+def holdings(prefix: str, counts: Array, titles: Sequence[str], names: Sequence[str]) -> Figure:
     """counts: images of each class at each client, K x C."""
     clients, classes = counts.shape
     held = (counts > 0).sum(axis=1)
     most = f"{held.min()} to {held.max()}" if held.min() != held.max() else f"{held[0]}"
     alt = f"images of each of {classes} classes at each of {clients} clients; a client holds {most} classes"
-    drawing = heat_map(
-        f"{prefix}-holdings-plot", alt, counts, [f"client {k}" for k in range(clients)], names, ("", "class")
-    )
+    drawing = heat_map(f"{prefix}-holdings-plot", alt, counts, titles, names, ("", "class"))
     caption = f"Training images by client and class, {counts.max():,} at most. A client holds {most} classes."
+    return Figure.of(f"{prefix}-holdings", "Who holds what", caption, drawing)
+
+
+def sizes(prefix: str, counts: Sequence[int], titles: Sequence[str]) -> Figure:
+    """Images of each client, where they have no classes."""
+    alt = f"{sum(counts):,} images at {len(counts)} clients, {min(counts):,} to {max(counts):,} each"
+    column = np.array(counts).reshape(-1, 1)
+    drawing = heat_map(f"{prefix}-holdings-plot", alt, column, titles, ["images"], ("", ""))
+    caption = f"Training images by client, {min(counts):,} to {max(counts):,}. They have no labels."
     return Figure.of(f"{prefix}-holdings", "Who holds what", caption, drawing)
 
 
@@ -54,21 +66,27 @@ def maps(
     return Figure(identifier, f"Test images in feature space, {kind}", caption, tuple(panels), legend=legend, wide=True)
 
 
-def views(prefix: str, originals: Array, first: Array, second: Array, names: Sequence[str]) -> Figure:
-    """uint8 images N x C x H x W with two views of each; names: their classes."""
-    rows = {"image": originals, "view 1": first, "view 2": second}
-    strips = tuple(
-        Strip(
-            label,
-            tuple(
-                Thumb(png_uri(p), f"{label}, {name}", name if label == "image" else "")
-                for p, name in zip(pixels, names, strict=True)
-            ),
-        )
-        for label, pixels in rows.items()
+def views(
+    prefix: str,
+    shown: Sequence[ClientViews],
+    titles: Sequence[str],
+    classes: Sequence[Sequence[str]],
+    num_clients: int,
+) -> Figure:
+    """A row of images and views for each client that is shown, under its title; classes: of its images."""
+    strips = []
+    for one, title, names in zip(shown, titles, classes, strict=True):
+        thumbs = []
+        images = list(zip(one.originals, one.first, one.second, names, strict=True))
+        for image, first, second, name in images[:VIEWED]:
+            thumbs.append(Thumb(png_uri(image), f"image of {title} {name}".strip(), name or "image", "start"))
+            thumbs += [Thumb(png_uri(view), f"view {k} of it", f"view {k}") for k, view in ((1, first), (2, second))]
+        strips.append(Strip(title, tuple(thumbs)))
+    some = f" The first {len(shown)} of {num_clients} clients are shown." if num_clients > len(shown) else ""
+    caption = (
+        "The task of pre-training: the encoder must find the two views of an image alike. Labels are not used." + some
     )
-    caption = "The task of pre-training: the encoder must find the two views of an image alike. Labels are not used."
-    return Figure(f"{prefix}-views", "What a client trains on", caption, strips=strips)
+    return Figure(f"{prefix}-views", "What each client trains on", caption, strips=tuple(strips))
 
 
 def neighbours(
@@ -92,9 +110,26 @@ def neighbours(
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
 
 
+def lookalikes(prefix: str, queries: Array, found: Array) -> Figure:
+    """queries: M training images; found: M x n others, the most similar first. Nobody knows their classes."""
+    strips = [
+        Strip(
+            "",
+            (
+                Thumb(png_uri(query), "training image", "image", "query"),
+                *(Thumb(png_uri(pixels), f"{place}. neighbour", f"{place}.") for place, pixels in enumerate(images, 1)),
+            ),
+        )
+        for query, images in zip(queries, found, strict=True)
+    ]
+    caption = "Left, a training image; right, the others whose features are most similar. There are no labels."
+    return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
+
+
 def png_uri(pixels: Array) -> str:
     """A uint8 image C x H x W as a data: address."""
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    picture.thumbnail((THUMB_PIXELS, THUMB_PIXELS))
     file = io.BytesIO()
     picture.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -14,7 +14,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Thumb:
-    """A small image with a word below it; `mark` is query, same, other or nothing."""
+    """A small image with a word below it; `mark` is query, start (of a group), same, other or nothing."""
 
     uri: str
     alt: str

@@ -6,7 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from fedssl.reports.svg import ACCENT, GRID, INK, MUTED, ON_ACCENT, OTHER, SERIES, new_figure, series_colour, to_svg
+from fedssl.reports.svg import (
+    ACCENT,
+    GRID,
+    INK,
+    MUTED,
+    ON_ACCENT,
+    OTHER,
+    SERIES,
+    new_figure,
+    plain,
+    series_colour,
+    to_svg,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MARKERS = "osD^vPX*"
@@ -155,7 +167,7 @@ def _name_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
     places = range(0, len(names), every)
     turned = axis == "x" and max(map(len, names), default=0) > 4
     options: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-    getattr(axes, f"set_{axis}ticks")(list(places), [names[place] for place in places], color=MUTED, **options)
+    getattr(axes, f"set_{axis}ticks")(list(places), [plain(names[place]) for place in places], color=MUTED, **options)
 
 
 def point_cloud(name: str, alt: str, points: Array, classes: Array, names: Sequence[str], axis: str) -> Drawing:

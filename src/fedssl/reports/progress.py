@@ -7,8 +7,10 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+PREPARING_SECONDS = 5.0  # between two lines of a plain view
 
 
 class View(Protocol):
@@ -18,6 +20,9 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        """While images are made ready, before all else: how far that is."""
+
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         """Before the first round, with the training steps that are left and the rounds that are done."""
 
@@ -40,6 +45,9 @@ class QuietView:
     def __exit__(self, *details: object) -> None:
         pass
 
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        pass
+
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         pass
 
@@ -58,6 +66,14 @@ class QuietView:
 
 class PlainView(QuietView):
     """One line a round, for logs and pipes, with the time left."""
+
+    def __init__(self) -> None:
+        self.spoken = time.monotonic()
+
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        if time.monotonic() - self.spoken > PREPARING_SECONDS:
+            self.spoken = time.monotonic()
+            self.say(f"{text}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:  # noqa: ARG002
         self.rounds, self.done, self.started = rounds, done, time.monotonic()
@@ -96,6 +112,8 @@ class LiveView(QuietView):
         self.last: dict[str, Any] = {"round": 0, "clients": []}
         self.client_started, self.rate = 0.0, 0.0
         self.doing = ""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.images_bar = Progress(*columns, console=self.console)
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -104,8 +122,15 @@ class LiveView(QuietView):
     def __exit__(self, *details: object) -> None:
         self.live.__exit__(None, None, None)
 
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        working = [task.id for task in self.images_bar.tasks if task.description == text and not task.finished]
+        task = working[0] if working else self.images_bar.add_task(text, total=total)
+        self.images_bar.update(task, completed=done, total=total)
+        self.live.update(self.images_bar)
+
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         self.rounds = rounds
+        self.live.update("")
         self.say(title)
         self.task = self.bar.add_task(f"round {done + 1}/{rounds}", total=steps)
         self._show()
@@ -152,6 +177,8 @@ def _facts(record: dict[str, Any]) -> list[str]:
             facts.append(f"mu {record['mu']:.3f}")
     if record.get("knn") is not None:
         facts.append(f"kNN {100 * record['knn']:.1f} %")
+    elif record.get("backbone_std") is not None:
+        facts.append(f"spread of features {record['backbone_std']:.3f}")
     return facts
 
 

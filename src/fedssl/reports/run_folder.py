@@ -98,6 +98,11 @@ class RunFolder:
         if (self.path / "summary.json").exists():
             self.write_summary(read_json(self.path / "summary.json") | {"status": "interrupted"})
 
+    def write_refused(self, refused: list[dict[str, Any]]) -> None:
+        """One line for each file of the user's that is not used; without any, no file."""
+        if refused:
+            write_atomically(self.path / "refused.jsonl", "".join(json.dumps(one) + "\n" for one in refused))
+
     def append_round(self, record: dict[str, Any]) -> None:
         """One line a round, on disk before the next round starts."""
         append_line(self.path / "rounds.jsonl", json.dumps(record))

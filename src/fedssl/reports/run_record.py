@@ -51,7 +51,7 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        return describe_config(self.config)
+        return describe_config(self.config, len(self.summary.get("data", {}).get("clients", [])))
 
     @property
     def trained(self) -> list[Table]:
@@ -76,10 +76,10 @@ class RunRecord:
         return _number(known[-1]) if known else None
 
 
-def describe_config(config: Table) -> str:
-    """Method, rule and data of a config in one phrase."""
+def describe_config(config: Table, num_clients: int = 0) -> str:
+    """Method, rule and data of a config in one phrase; the number of clients is the data's, if it is known."""
     method, rule, data = (_name(config, table) for table in ("method", "update_rule", "data"))
-    clients = config.get("partition", {}).get("num_clients", "?")
+    clients = num_clients or config.get("partition", {}).get("num_clients", "?")
     return f"{method} + {rule}, {data}, {clients} clients ({_name(config, 'partition')})"
 
 

@@ -55,6 +55,10 @@ class StoppableView:
     ) -> None:
         self.view.__exit__(kind, error, trace)
 
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        self.view.preparing(text, done, total)
+        self.request.check()
+
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         self.view.start(title, rounds, steps, done)
 

@@ -2,6 +2,9 @@
 
 import io
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SERIES = 8
+LONGEST_NAME = 28  # of a client or class, as a label
 # Stand-ins: matplotlib wants a colour, the page has variables. Each is replaced after drawing.
 INK, MUTED, GRID, ON_ACCENT, OTHER = "#010a01", "#010a02", "#010a03", "#010a04", "#010a05"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ON_ACCENT: "--on-accent", OTHER: "--other"}
@@ -36,13 +40,26 @@ def new_figure(width: float, height: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
+def plain(name: str) -> str:
+    """A user's name as a label: not too long, and no formula, which matplotlib would see between two dollar signs."""
+    return (name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…").replace("$", r"\$")
+
+
+@contextmanager
+def without_glyph_warnings() -> Iterator[None]:
+    """A script that matplotlib's font lacks: a browser has it, and a picture shows boxes; either way no news."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
 def to_svg(figure: "Figure", name: str, alt: str) -> str:
     """The drawing as an <svg> element; `name` makes its ids unique in the page, `alt` says what is to be seen."""
     import matplotlib
 
     file = io.StringIO()
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), without_glyph_warnings():
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]

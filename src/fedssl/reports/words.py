@@ -15,7 +15,7 @@ from fedssl.reports.warnings import RunWarnings
 from fedssl.settings import summary_of
 
 COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
-DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images"}
+DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images", "folder": "own images"}
 
 
 def headline(record: RunRecord) -> str:
@@ -64,6 +64,11 @@ def _how(record: RunRecord) -> str:
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
     first, last = record.baseline("knn"), record.last("knn")
+    if first is None and record.first("backbone_std") is not None:
+        return (
+            "No accuracy can be given: there were no labelled test images. The loss and the collapse measure show "
+            "whether the encoder learnt to tell images apart, not what it is good for."
+        )
     if first is None:
         return "No accuracy was recorded."
     test = (
@@ -132,6 +137,9 @@ def warnings(record: RunRecord) -> list[str]:
     unused = record.summary.get("data", {}).get("unused")
     if unused:
         found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
+    refused = record.summary.get("data", {}).get("refused")
+    if refused:
+        found.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
     found += _failures(record) + _resumptions(record)
     watch = RunWarnings()
     for one in record.trained:

@@ -1,0 +1,131 @@
+"""One image of a user, of whatever kind and size, to uint8 pixels of one shape; what is not whole is refused."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from io import BufferedReader, BytesIO
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff")
+MOST_PIXELS = 89_478_485  # where PIL begins to warn: a file of kilobytes may unpack to gigabytes
+WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+LARGEST_GREY = 65_535
+UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
+AnyArray = np.ndarray[Any, np.dtype[Any]]
+ImageFile = BufferedReader | BytesIO
+
+
+class RefusedError(Exception):
+    """Why an image is not used, in a few words."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What every image is brought to; two sets with equal files and equal settings have equal pixels."""
+
+    image_size: int
+    channels: int = 3
+    fit: Literal["crop", "stretch"] = "crop"  # the middle square, or the whole image out of proportion
+    white: int = LARGEST_GREY  # the value of a 16-bit image that is white; 12-bit sensors: 4095
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image and what it was before."""
+
+    pixels: UInt8Array  # channels x size x size
+    sha256: str  # of the file, or of an array's row
+    width: int
+    height: int
+    kind: str  # such as "JPEG RGB"
+
+
+def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
+    """Reads the whole image; `RefusedError` says why it cannot be used. Only the first frame of an animation counts."""
+    try:
+        image = Image.open(file, formats=FORMATS)
+        width, height, kind = image.width, image.height, f"{image.format} {image.mode}"
+        _check_size(width, height)
+        # JPEG alone: a photo much larger than needed is decoded at a half, a quarter or an eighth, in less time.
+        image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))
+        image.load()  # verify() would let a truncated JPEG pass
+        pixels = _to_pixels(_upright(image), decoding)
+    except UnidentifiedImageError:
+        empty = not file.seek(0, 2)
+        raise RefusedError("empty file" if empty else f"not an image ({', '.join(FORMATS)})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RefusedError(f"more than {MOST_PIXELS:,} pixels: a decompression bomb, or reduce it first") from None
+    except (RefusedError, MemoryError):
+        raise
+    except Exception as error:  # what PIL raises on damaged files is no closed list
+        raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
+    file.seek(0)
+    return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)
+
+
+def decode_array(row: AnyArray, decoding: Decoding) -> Picture:
+    """One image of an array: uint8 or uint16, height x width or height x width x 1, 3 or 4 channels."""
+    height, width = row.shape[:2]
+    _check_size(width, height)
+    flat = np.ascontiguousarray(row[..., 0] if row.ndim == 3 and row.shape[2] == 1 else row)
+    if flat.ndim == 3 and flat.dtype != np.uint8:
+        flat = _to_8_bits(flat, decoding.white)
+    image = Image.fromarray(flat)
+    digest = hashlib.sha256(flat.data).hexdigest()
+    return Picture(_to_pixels(image, decoding), digest, width, height, f"array {image.mode}")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise RefusedError(
+            f"{width} x {height} pixels are more than {MOST_PIXELS:,}: a decompression bomb, or reduce it first"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as the camera says; an image whose EXIF data are damaged stays as it is stored."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # the pixels are whole, and EXIF readers raise anything
+        return image
+
+
+def _to_pixels(image: Image.Image, decoding: Decoding) -> UInt8Array:
+    if image.mode == "F":
+        raise RefusedError("floating-point pixels, whose range nobody knows: store them in 8 or 16 bits")
+    if image.mode.startswith("I"):
+        image = Image.fromarray(_to_8_bits(np.asarray(image), decoding.white))
+    if image.mode in WITH_ALPHA or "transparency" in image.info:
+        opaque = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque)
+    image = _fitted(image.convert("RGB" if decoding.channels == 3 else "L"), decoding)
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _to_8_bits(values: AnyArray, white: int) -> UInt8Array:
+    """0 stays black and `white` becomes 255; PIL's own conversion would cut everything above 255 off."""
+    if values.dtype.itemsize > 2:  # PIL's mode I: 32 bits, mostly for what 16 would hold
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > LARGEST_GREY:
+            raise RefusedError(f"pixel values from {low} to {high}: only 8 and 16 bits, without sign, are understood")
+    return _grey_table(white)[values]
+
+
+@cache
+def _grey_table(white: int) -> UInt8Array:
+    values = np.arange(LARGEST_GREY + 1, dtype=np.int64)
+    return np.minimum((values * 255 + white // 2) // white, 255).astype(np.uint8)
+
+
+def _fitted(image: Image.Image, decoding: Decoding) -> Image.Image:
+    """Resized with antialiasing; an image that has the right size keeps its pixels bit for bit."""
+    size, (width, height) = decoding.image_size, image.size
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    box = (left, top, left + side, top + side) if decoding.fit == "crop" else (0, 0, width, height)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box, reducing_gap=2.0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Norm = Literal["l2", "mean-conv"]
+CHUNK = 1 << 17  # elements of a tensor that a divergence looks at together
 
 
 @dataclass(frozen=True)
@@ -69,31 +70,67 @@ class Weights:
         sha = hashlib.sha256()
         for name, tensor in sorted(self.tensors().items()):
             sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            whole = tensor.detach().cpu().contiguous()
+            # as_strided: a tensor of one element may have any stride, which the view as bytes would refuse.
+            sha.update(whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
 
 def _detached_copy(tensor: Tensor) -> Tensor:
     # Plain row-major memory whatever the module uses (channels_last): files and digests depend on values only.
-    copy = tensor.detach().to("cpu", copy=True)
-    return copy.contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+
+class RunningAverage:
+    """sum_k s_k W_k, one W_k after the other: two models in memory, however many clients there are."""
+
+    def __init__(self) -> None:
+        self._sum: Weights | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def add(self, weights: Weights, share: float) -> None:
+        """Adds s_k W_k; the shares n_k / n must come to 1, and float sums depend on the order of the calls."""
+        tensors = weights.tensors()
+        if self._sum is None:
+            self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+            self._sum = weights.map(lambda _, tensor: _plus(None, tensor, share))
+        else:
+            for name, sum_ in self._sum.tensors().items():
+                _plus(sum_, tensors[name], share)
+
+    def result(self) -> Weights:
+        """The average, handed over: the next `add` starts a new one."""
+        assert self._sum is not None, "nothing was added"
+        sums, self._sum = self._sum, None
+        return sums.map(lambda name, sum_: _as_type(sum_, self._dtypes[name]))
 
 
 def average(members: Sequence[tuple[float, Weights]]) -> Weights:
-    """sum_k (n_k / n) W_k, tensor by tensor; integer buffers (BatchNorm's counter) are rounded back to integers."""
+    """sum_k (n_k / n) W_k of members (n_k, W_k): the bits of `RunningAverage`, faster where all are at hand."""
     total = sum(share for share, _ in members)
     shares = [share / total for share, _ in members]
-
-    def mean(tensors: list[Tensor]) -> Tensor:
-        first = tensors[0]
-        exact = first if first.is_floating_point() else first.double()
-        sum_ = exact * shares[0]
-        for share, tensor in zip(shares[1:], tensors[1:], strict=True):
-            sum_.add_(tensor, alpha=share)
-        return sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
-
     tensors = [weights.tensors() for _, weights in members]
-    return members[0][1].map(lambda name, _: mean([named[name] for named in tensors]))
+
+    def mean(name: str, first: Tensor) -> Tensor:
+        # Tensor by tensor, not model by model: most sums then stay in the cache until the last client is added.
+        sum_ = None
+        for share, named in zip(shares, tensors, strict=True):
+            sum_ = _plus(sum_, named[name], share)
+        assert sum_ is not None
+        return _as_type(sum_, first.dtype)
+
+    return members[0][1].map(mean)
+
+
+def _plus(sum_: Tensor | None, tensor: Tensor, share: float) -> Tensor:
+    """sum_ + share · tensor, in place from the second on; integers (BatchNorm's counter) are summed in float64."""
+    if sum_ is None:
+        return (tensor if tensor.is_floating_point() else tensor.double()) * share
+    return sum_.add_(tensor, alpha=share)
+
+
+def _as_type(sum_: Tensor, dtype: torch.dtype) -> Tensor:
+    return sum_ if dtype.is_floating_point else sum_.round().to(dtype)
 
 
 def interpolate(local: Weights, global_: Weights, mu: float) -> Weights:
@@ -131,12 +168,16 @@ def conv_names(weights: Weights) -> list[str]:
 
 
 def _squared_distance(a: Weights, b: Weights, name: str) -> float:
-    difference = a.parameters[name] - b.parameters[name]
-    return float(difference.double().square().sum())
+    # By chunks that stay in the cache: the float64 copy of a whole model would be four passes over memory.
+    pairs = zip(*(torch.split(weights.parameters[name].reshape(-1), CHUNK) for weights in (a, b)), strict=True)
+    return math.fsum(float((ours - theirs).double().square_().sum()) for ours, theirs in pairs)
 
 
 def non_finite(weights: Weights) -> Iterator[str]:
     """The names of tensors that hold NaN or Inf."""
     for name, tensor in weights.tensors().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        # A finite sum has finite terms, and summing makes no copy; only a sum that overflowed needs the second look.
+        if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
+            continue
+        if not bool(torch.isfinite(tensor).all()):
             yield name

@@ -8,6 +8,7 @@ from torch import nn
 from fedssl.data.augmentations import Recipe, two_views
 from fedssl.errors import FedsslError
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
+from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import COLLAPSED_BELOW
 from fedssl.networks.heads import Encoder
@@ -148,3 +149,61 @@ def test_without_predictor_features_collapse():
     assert spread_after("simsiam", 15, predictor=False) < COLLAPSED_BELOW
     assert spread_after("byol", 15, predictor=False) < COLLAPSED_BELOW
     assert spread_after("byol", 15) > 0.5
+
+
+# --- the fast path against the plain one -----------------------------------------------------------------------------
+
+
+def plain_training(method, pixels, settings, lr, seed, memory_format):
+    """The same training as a reader would write it, one tensor at a time; returns the loss of every step."""
+    trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    velocity = [torch.zeros_like(parameter) for parameter in trained]
+    order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
+    losses = []
+    method.train()
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(pixels), generator=order_stream)
+        for chosen in order.split(settings.batch_size)[: len(pixels) // settings.batch_size]:
+            views = two_views(pixels[chosen], Recipe(), augment_stream)
+            loss = method.loss(*(view.contiguous(memory_format=memory_format) for view in views))
+            gradients = torch.autograd.grad(loss, trained)
+            with torch.no_grad():
+                for parameter, gradient, speed in zip(trained, gradients, velocity, strict=True):
+                    speed.mul_(settings.sgd_momentum).add_(gradient + settings.weight_decay * parameter)
+                    parameter -= lr * speed
+                if method.target_encoder is not None:
+                    pairs = zip(method.target_encoder.parameters(), method.online_encoder.parameters(), strict=True)
+                    for target, online in pairs:
+                        target.mul_(method.momentum).add_((1 - method.momentum) * online)
+            losses.append(loss.item())
+    return losses
+
+
+def seen_losses(method, *arguments):
+    """The loss of every step of `train_locally`, which itself looks at their mean only."""
+    losses, of_views = [], method.loss
+    method.loss = lambda *views: losses.append(of_views(*views)) or losses[-1]
+    report = train_locally(method, *arguments)
+    assert report.steps == len(losses)
+    return [loss.item() for loss in losses], report
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_are_those_of_a_plain_loop(name):
+    """Whatever makes the loop fast must not change what is computed: 12 steps, each to the last digits of a float."""
+    settings, pixels = LocalTraining(epochs=3, batch_size=8), make_images(36).pixels
+    plain = plain_training(make_method(name, width=8), pixels, settings, 0.03, 7, torch.channels_last)
+    losses, report = seen_losses(make_method(name, width=8), pixels, Recipe(), settings, 0.03, 7)
+    assert losses == pytest.approx(plain, rel=2e-5)
+    assert report.loss == pytest.approx(sum(plain[-4:]) / 4, rel=2e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_channels_last_trains_as_row_major_memory_does(name):
+    """Other kernels, so other rounding, which grows from step to step: the first steps must agree."""
+    settings, pixels = LocalTraining(epochs=1, batch_size=8), make_images(24).pixels
+    plain = plain_training(make_method(name, width=8), pixels, settings, 0.03, 7, torch.contiguous_format)
+    method = make_method(name, width=8).to(memory_format=torch.channels_last)
+    losses, _ = seen_losses(method, pixels, Recipe(), settings, 0.03, 7)
+    assert losses[0] == pytest.approx(plain[0], rel=1e-5)
+    assert losses == pytest.approx(plain, rel=1e-3)

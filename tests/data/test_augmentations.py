@@ -19,7 +19,7 @@ def generator(seed=0):
 
 
 def draw(count=20_000, size=(32, 32), seed=0, **settings):
-    return draw_parameters(count, size, Recipe(**settings), generator(seed), "cpu")
+    return draw_parameters(count, size, Recipe(**settings), generator(seed))
 
 
 def reference(pixels, parameters, number, output):

@@ -9,7 +9,7 @@ from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import weighted_average
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server, ServerState, run_rounds
 from fedssl.methods import METHODS
@@ -52,15 +52,29 @@ def make_client(method, rule, *, clients=4, images=None, training=TRAINING, roun
     return Client(method, rule, Recipe(), training, lambda k: pixels[parts[k]], rounds, seed, **options)
 
 
-def run(folder, rule="fedema", method="byol", *, rounds=2, clients=4, per_round=None, seed=0, client=None, **settings):
+def run(
+    folder,
+    rule="fedema",
+    method="byol",
+    *,
+    rounds=2,
+    clients=4,
+    per_round=None,
+    seed=0,
+    client=None,
+    aggregate=None,
+    engine=InProcessEngine,
+    **settings,
+):
     """A whole federated run; returns every round's outcome and the store of client states."""
     rule = UPDATE_RULES[rule](**settings) if isinstance(rule, str) else rule
     if client is None:
         client = make_client(make_method(method, seed=seed), rule, clients=clients, rounds=rounds, seed=seed)
-    server = Server(clients, per_round, seed, rule, weighted_average, client.method.pool)
+    server = Server(clients, per_round, seed, rule, aggregate or WeightedAverage(), client.method.pool)
+    folder.mkdir(exist_ok=True)
     store = ClientStore(folder)
     state = ServerState(0, client.initial_global_weights())
-    return list(run_rounds(server, InProcessEngine(client, store), state, rounds)), store
+    return list(run_rounds(server, engine(client, store), state, rounds)), store
 
 
 def of(*values):

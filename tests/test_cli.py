@@ -33,7 +33,19 @@ def fedssl(*arguments, **options):
 def test_help_names_every_command_and_is_quick_to_import():
     code, out, _ = fedssl("--help")
     assert code == 0
-    for word in ("run", "demo", "evaluate", "report", "compare", "ls", "presets", "methods", "rules", "data"):
+    for word in (
+        "run",
+        "demo",
+        "evaluate",
+        "report",
+        "compare",
+        "ls",
+        "presets",
+        "methods",
+        "rules",
+        "aggregators",
+        "data",
+    ):
         assert f"\n  {word} " in out
     probe = "import sys; import fedssl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
@@ -66,6 +78,7 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["run", "smoke", "--set", "update_rule.tau=1.2"], "update_rule.tau: 1.2 is not a number from 0 to 1"),
         (["run", "smoke", "--set", "partition.num_clients=5000"], "5000"),
         (["run", "smoke", "--set", "partition.num_clients=1"], "classes_per_client"),
+        (["run", "smoke", "--set", "aggregation.name=krum"], "aggregation.byzantine = 1 needs 5 or more clients"),
         (["run", "smoke", "--set", "rounds"], "--set rounds: write it as table.key=value"),
         (["run", "cifar10-cpu"], "fedssl data fetch cifar10"),
         (["data", "fetch", "cifar11"], "cifar11"),
@@ -92,6 +105,15 @@ def test_listings():
         ("presets", ["cifar10-noniid", "cifar100-iid", "cifar10-cpu", "smoke", "+fedema", "+fedsimclr"]),
         ("methods", ["simclr", "mocov1", "mocov2", "simsiam", "byol", 'method.head = "linear"', "temperature = 0.07"]),
         ("rules", ["replace", "update-both", "fedu", "fedema", "constant-mu", "none", "update_rule.tau = 0.7"]),
+        (
+            "aggregators",
+            [
+                *("weighted-average", "clipped-average", "median", "trimmed-mean", "krum", "aggregation.trim = 1"),
+                "aggregation.max_norm = not set   (a number above 0)",
+                "aggregation.byzantine = 1   (a whole number 1 or more)",
+                'aggregation.upload = "online"   (one of online, target)',
+            ],
+        ),
     ):
         code, out, _ = fedssl(command)
         assert code == 0
@@ -108,7 +130,7 @@ def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, co
         time.sleep(0.05)
     process.send_signal(sent)
     _, err = process.communicate(timeout=60)
-    assert err == f"stopped: the finished rounds are in {folder}\n"
+    assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} goes on\n"
     assert process.returncode == code
     assert '"interrupted"' in (folder / "summary.json").read_text()
 

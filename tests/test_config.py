@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedssl.config import describe_settings, resolve
+from fedssl.config import describe_settings, make_aggregator, resolve
 from fedssl.errors import FedsslError
+from fedssl.federation.model_aggregation import Krum, TrimmedMean
 from fedssl.federation.model_communication import FedEMA
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES
@@ -84,6 +85,30 @@ def test_an_override_that_the_new_name_does_not_know_is_an_error():
         load_config("cifar10-noniid", {"update_rule.name": "replace", "update_rule.tau": 0.5})
 
 
+def test_aggregation_is_the_papers_unless_it_is_named_and_clients_send_what_they_did():
+    config = load_config("smoke")
+    assert config.aggregation.as_raw() == {"name": "weighted-average", "upload": "online", "batchnorm": "average"}
+    raw = {"name": "krum", "selected": 2, "byzantine": 2, "upload": "target"}
+    config = load_config("smoke", {"partition.num_clients": 7} | {f"aggregation.{key}": raw[key] for key in raw})
+    assert config.aggregation.as_raw() == raw | {"batchnorm": "average"}
+    assert (config.uploads.upload, config.uploads.batchnorm) == ("target", "average")
+    assert make_aggregator(config.aggregation) == Krum(byzantine=2, selected=2)
+    assert make_aggregator(load_config("smoke", {"aggregation.name": "trimmed-mean"}).aggregation) == TrimmedMean()
+
+
+def test_another_aggregator_drops_settings_it_does_not_know_and_keeps_what_clients_send(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "smoke"\n[aggregation]\nname = "trimmed-mean"\ntrim = 1\nbatchnorm = "local-layers"\n')
+    config = load_config(str(path), {"aggregation.name": "clipped-average", "aggregation.max_norm": 2.5})
+    assert config.aggregation.settings == {"max_norm": 2.5, "upload": "online", "batchnorm": "local-layers"}
+    path.write_text(config.as_toml())
+    assert load_config(str(path)).as_raw() == config.as_raw()
+
+
+def test_clients_that_share_nothing_are_never_too_few_for_an_aggregator():
+    assert load_config("smoke+standalone", {"aggregation.name": "krum"}).aggregation.name == "krum"
+
+
 def test_file_may_extend_a_preset(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('extends = "smoke+fedu"\nrounds = 7\n[update_rule]\nthreshold = 0.9\n')
@@ -141,7 +166,27 @@ def test_parse_override_refuses(text):
         ({"data.name": "cifar11"}, r"data\.name: there is no 'cifar11' \(did you mean"),
         ({"partition.name": 3}, r"partition\.name: there is no 3"),
         ({"network.name": "resnet"}, r"network\.name: no network called 'resnet'"),
-        ({"aggregation.name": "median"}, r"aggregation\.name: there is no 'median'"),
+        ({"aggregation.name": "medain"}, r"aggregation\.name: there is no 'medain' \(did you mean 'median'\?\)"),
+        ({"aggregation.trim": 1}, r"aggregation\.trim: unknown key; known here: upload, batchnorm"),
+        ({"aggregation.batchnorm": "local"}, r"aggregation\.batchnorm: 'local' is not one of average, local-stat"),
+        ({"aggregation.upload": "both"}, r"aggregation\.upload: 'both' is not one of online, target"),
+        (
+            {"aggregation.name": "trimmed-mean", "aggregation.trim": 0},
+            r"aggregation\.trim: 0 is not a whole number 1 or more",
+        ),
+        (
+            {"aggregation.name": "clipped-average", "aggregation.max_norm": 0},
+            r"aggregation\.max_norm: 0 is not a number above 0",
+        ),
+        ({"aggregation.name": "krum", "aggregation.byzantin": 1}, r"aggregation\.byzantin: unknown key \(did you mean"),
+        (
+            {"aggregation.name": "krum"},
+            r"aggregation\.byzantine = 1 needs 5 or more clients in a round, there are 4: take more clients",
+        ),
+        (
+            {"aggregation.name": "trimmed-mean", "client_sampling.clients_per_round": 2},
+            r"aggregation\.trim = 1 needs 3 or more clients in a round, there are 2: ",
+        ),
         ({"method": 3}, r"method: expected a table of settings, got 3"),
         ({"client_sampling.clients_per_round": 9}, r"clients_per_round: 9 is more than partition\.num_clients \(4\)"),
         ({"engine": "ray"}, r"engine: 'ray' is not one of in-process"),

@@ -11,6 +11,7 @@ import fedssl
 from fedssl.build import build, build_method, choose_device
 from fedssl.errors import FedsslError
 from fedssl.experiment import load
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
 
@@ -30,6 +31,9 @@ def finished(tmp_path_factory):
 
 def test_run_folder_has_everything(finished):
     assert sorted(path.name for path in finished.folder.iterdir()) == [
+        ".lock",
+        ".owner.json",
+        "checkpoints",
         "clients",
         "config.toml",
         "encoder.safetensors",
@@ -171,6 +175,17 @@ def test_local_batchnorm_runs_and_is_evaluated_with_reestimated_statistics(tmp_p
     assert "knn_reestimated" in report.summary["final"]
 
 
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_aggregator_runs_from_the_config(tmp_path, name):
+    settings = {"partition.num_clients": 5, "partition.classes_per_client": 4, "aggregation.name": name}
+    report = run(tmp_path / "run", **settings)
+    assert report.summary["status"] == "finished"
+    assert tomllib.loads((report.folder / "config.toml").read_text())["aggregation"]["name"] == name
+    usual = run(tmp_path / "usual", **settings | {"aggregation.name": "weighted-average"})
+    same = report.summary["weights_sha256"] == usual.summary["weights_sha256"]
+    assert same == (name == "weighted-average")
+
+
 def test_sampling_records_only_the_clients_of_the_round(tmp_path):
     report = run(tmp_path / "run", **{"client_sampling.clients_per_round": 2, "rounds": 3})
     assert [len(record["clients"]) for record in RunFolder(report.folder).read_rounds()] == [0, 2, 2, 2]
@@ -219,7 +234,7 @@ class Recorder(QuietView):
     def __init__(self):
         self.lines, self.steps, self.total = [], 0, 0
 
-    def start(self, title, rounds, steps):
+    def start(self, title, rounds, steps, done):
         self.total = steps
         self.lines.append(title)
 
@@ -269,8 +284,8 @@ class Noting:
     def __init__(self):
         self.seen = []
 
-    def start(self, folder, config):
-        self.seen.append((folder.name, config["rounds"]))
+    def start(self, folder, config, done):
+        self.seen.append((folder.name, config["rounds"], done))
 
     def log_round(self, record):
         self.seen.append(record)
@@ -283,7 +298,7 @@ def test_loggers_get_every_round_and_the_summary(tmp_path):
     logger = Noting()
     report = load("smoke", TINY).run(tmp_path / "run", loggers=[logger])
     start, *records, summary = logger.seen
-    assert start == ("run", 2)
+    assert start == ("run", 2, None)
     assert records == RunFolder(report.folder).read_rounds()
     assert summary == report.summary
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedssl.config import Choice, Config
+from fedssl.config import Choice, Config, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.labelled import choose_labelled
@@ -16,7 +16,6 @@ from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.monitor import Monitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
-from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server
 from fedssl.methods import METHODS
@@ -78,16 +77,18 @@ def build(config: Config) -> Parts:
         _images_of(dataset, partition),
         config.run.rounds,
         config.run.seed,
-        config.aggregation.upload,
-        config.aggregation.batchnorm,
+        config.uploads.upload,
+        config.uploads.batchnorm,
     )
     server = Server(
         len(partition.clients),
         config.client_sampling.clients_per_round,
         config.run.seed,
         rule,
-        AGGREGATORS[config.aggregation.name],
+        make_aggregator(config.aggregation),
         method.pool,
+        config.failures.min_clients,
+        config.failures.retries,
     )
     monitor = _monitor(config, dataset)
     return Parts(dataset, partition, client, server, monitor, device, remarks)

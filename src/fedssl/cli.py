@@ -29,13 +29,20 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="run folder; must be new or empty  [default: runs/PRESET-TIME]")
+        Path | None, typer.Option(help="run folder; one of this run is gone on with  [default: runs/PRESET-TIME]")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start anew, beside --out if that is taken")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write event files for TensorBoard")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="also log to Weights & Biases")] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="also log to MLflow")] = False,
 ) -> None:
     """Train: federated rounds with evaluation, into a run folder.
+
+    A run that was stopped or killed goes on after its last finished round when the same command is given again, and
+    ends with the same bits.
 
     Examples:
 
@@ -49,13 +56,15 @@ def run(
 
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     overrides = dict(parse_override(text) for text in settings or [])
-    _train(preset, overrides, out or _new_folder(Path(preset).stem), [name for name, on in asked.items() if on])
+    folder = out or _new_folder(Path(preset).stem)
+    loggers = [name for name, on in asked.items() if on]
+    _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
 
 
 @app.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option(help="run folder; must be new or empty  [default: runs/demo-TIME]")
+        Path | None, typer.Option(help="run folder; a demo that was stopped goes on  [default: runs/demo-TIME]")
     ] = None,
 ) -> None:
     """The main job in a few minutes: FedEMA on real CIFAR-10, five clients with two classes each, on a CPU.
@@ -75,7 +84,9 @@ def demo(
     _write_report([folder], folder / "report.html")
 
 
-def _train(preset: str, overrides: dict[str, Any], folder: Path, loggers: Sequence[str] = ()) -> None:
+def _train(
+    preset: str, overrides: dict[str, Any], folder: Path, loggers: Sequence[str] = (), force: bool = False
+) -> None:
     from fedssl.experiment import load
     from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
@@ -84,15 +95,24 @@ def _train(preset: str, overrides: dict[str, Any], folder: Path, loggers: Sequen
     experiment = load(preset, overrides)
     with StopRequest() as request:
         try:
-            report = experiment.run(folder, StoppableView(make_view(), request), make_loggers(loggers))
+            report = experiment.run(folder, StoppableView(make_view(), request), make_loggers(loggers), force)
         except KeyboardInterrupt:
-            typer.echo(f"stopped: the finished rounds are in {folder}", err=True)
+            again = f"the same command with --out {folder} goes on"
+            typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None
     _print_summary(report.summary, report.folder)
 
 
 def _new_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+
+
+def _beside(folder: Path) -> Path:
+    """The folder, or the first free name after it: nothing is ever deleted."""
+    number, free = 2, folder
+    while free.exists():
+        number, free = number + 1, folder.with_name(f"{folder.name}-{number}")
+    return free
 
 
 def _print_summary(summary: dict[str, Any], folder: Path) -> None:
@@ -271,6 +291,15 @@ def rules() -> None:
     _print_registry("update_rule", dict(UPDATE_RULES))
 
 
+@app.command()
+def aggregators() -> None:
+    """List the ways to aggregate, some of which stand bad clients, with their settings ([aggregation] in a config)."""
+    from fedssl.config import Uploads
+    from fedssl.federation.model_aggregation import AGGREGATORS
+
+    _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
+
+
 @data_app.command("fetch")
 def data_fetch(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100")],
@@ -326,7 +355,7 @@ def _print_registry(table: str, factories: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point: bad input is one line and exit code 2, never a traceback."""
+    """Entry point: what goes wrong is one line and an exit code (2 input, 3 damaged, 4 round, 5 disk), no traceback."""
     try:
         app()
     except FedsslError as error:

@@ -17,8 +17,9 @@ from fedssl.data.datasets import DATASETS
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import PARTITIONS
 from fedssl.errors import FedsslError
+from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
-from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation import AGGREGATORS, Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
@@ -56,13 +57,12 @@ class Network(BaseModel):
     head_out: Count = Field(2048, description="output width of projector and predictor")
 
 
-class Aggregation(BaseModel):
-    model_config = STRICT
-    name: str = "weighted-average"
-    upload: Literal["online", "target"] = Field(
-        "online", description="which encoder clients send and the server averages"
-    )
-    batchnorm: BatchNormSharing = Field("average", description="local-*: what of BatchNorm stays at the client")
+@dataclass(frozen=True, kw_only=True)
+class Uploads:
+    """What a client sends of its networks, whatever the server makes of it."""
+
+    upload: Literal["online", "target"] = "online"
+    batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
 
 
 class Evaluation(BaseModel):
@@ -75,6 +75,17 @@ class Evaluation(BaseModel):
     linear_epochs: Count = 200
 
 
+class Failures(BaseModel):
+    """What happens when clients fail in a round."""
+
+    model_config = STRICT
+    min_clients: Count | None = Field(
+        None, description="good replies that a round needs; left out: half of those asked"
+    )
+    retries: Annotated[int, Ge(0)] = Field(1, description="how often the missing are asked again below min_clients")
+    client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; left out: any")
+
+
 class Run(BaseModel):
     model_config = STRICT
     seed: Annotated[int, Ge(0)] = 0
@@ -84,6 +95,7 @@ class Run(BaseModel):
     threads: Annotated[int, Ge(0)] = Field(
         0, description="torch threads; 0: PyTorch's choice; other counts, other bits"
     )
+    keep_checkpoints: Annotated[int, Ge(LEAST_KEPT)] = Field(2, description="the newest may turn out damaged: keep two")
 
 
 @dataclass(frozen=True)
@@ -97,16 +109,21 @@ class Config:
     method: Choice
     network: Network
     update_rule: Choice
-    aggregation: Aggregation
+    aggregation: Choice
     augmentation: Choice
     local_training: LocalTraining
     evaluation: Evaluation
+    failures: Failures
+
+    @property
+    def uploads(self) -> Uploads:
+        return Uploads(**self.aggregation.settings_for(Uploads))
 
     def as_raw(self) -> Raw:
         raw = self.run.model_dump()
-        for name in ("data", "partition", "method", "update_rule", "augmentation"):
+        for name in CHOICES:
             raw[name] = getattr(self, name).as_raw()
-        for name in ("client_sampling", "network", "aggregation", "evaluation"):
+        for name in MODELS:
             raw[name] = getattr(self, name).model_dump()
         raw["local_training"] = vars(self.local_training).copy()
         return _without_none(raw)
@@ -126,15 +143,24 @@ CHOICES: dict[str, Factories] = {
     "partition": PARTITIONS,
     "method": {name: entry.build for name, entry in METHODS.items()},
     "update_rule": UPDATE_RULES,
+    "aggregation": AGGREGATORS,
     "augmentation": RECIPES,
 }
-# Settings that a table has whatever its name says: no dataset need know how its labelled images are chosen.
-COMMON: dict[str, Callable[..., Any]] = {"data": choose_labelled}
+# Settings that a table has whatever its name says: no dataset need know how its labelled images are chosen, no
+# aggregator what it is that clients send.
+COMMON: dict[str, Callable[..., Any]] = {"data": choose_labelled, "aggregation": Uploads}
+DEFAULTS = {
+    "data": "cifar10",
+    "partition": "classes",
+    "method": "byol",
+    "update_rule": "fedema",
+    "aggregation": "weighted-average",
+}
 MODELS: dict[str, type[BaseModel]] = {
     "client_sampling": ClientSampling,
     "network": Network,
-    "aggregation": Aggregation,
     "evaluation": Evaluation,
+    "failures": Failures,
 }
 TABLES = (*CHOICES, *MODELS, "local_training")
 
@@ -178,12 +204,10 @@ def resolve(raw: Raw) -> Config:
     # What the method's paper trains it with, unless the config says otherwise.
     raw.setdefault("augmentation", {}).setdefault("name", METHODS[method].recipe)
     raw.setdefault("local_training", {}).setdefault("schedule", METHODS[method].schedule)
-    defaults = {"data": "cifar10", "partition": "classes", "method": "byol", "update_rule": "fedema"}
-    chosen = {table: choice(table, raw.get(table, {}), defaults.get(table, "")) for table in CHOICES}
+    chosen = {table: choice(table, raw.get(table, {}), DEFAULTS.get(table, "")) for table in CHOICES}
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     _check_network(models["network"])
-    _known("aggregation.name", models["aggregation"].name, AGGREGATORS)  # type: ignore[attr-defined]
     config = Config(run=_validated("", Run, top), local_training=LocalTraining(**training), **chosen, **models)  # type: ignore[arg-type]
     _check_together(config)
     return config
@@ -280,3 +304,13 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )
+    asked, needed = per_round or num_clients, config.failures.min_clients
+    if needed is not None and needed > asked:
+        raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
+    if UPDATE_RULES[config.update_rule.name].shares:
+        make_aggregator(config.aggregation).check(per_round or num_clients)
+
+
+def make_aggregator(chosen: Choice) -> Aggregator:
+    factory = AGGREGATORS[chosen.name]
+    return factory(**chosen.settings_for(factory))

@@ -43,10 +43,7 @@ def write_report(
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
     pages = [_run_page(record, f"run{number}", images, say or _silent) for number, record in enumerate(records, 1)]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
-    try:
-        write_atomically(out, html)
-    except OSError as error:
-        raise FedsslError(f"{out}: cannot be written: {error.strerror}") from None
+    write_atomically(out, html)
     several = len(pages) > 1
     return [
         f"{f'{page.name}: ' if several else ''}{title} ({reason})" for page in pages for title, reason in page.left_out

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -81,56 +81,34 @@ def _detached_copy(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
-class RunningAverage:
-    """sum_k s_k W_k, one W_k after the other: two models in memory, however many clients there are."""
+class Average:
+    """sum_k (n_k / n) W_k, one W_k at a time, so that the server never holds all of them."""
 
-    def __init__(self) -> None:
-        self._sum: Weights | None = None
+    def __init__(self, total: float) -> None:
+        self.total = total
+        self._sum = Weights()
         self._dtypes: dict[str, torch.dtype] = {}
 
-    def add(self, weights: Weights, share: float) -> None:
-        """Adds s_k W_k; the shares n_k / n must come to 1, and float sums depend on the order of the calls."""
+    def add(self, share: float, weights: Weights) -> None:
+        part = share / self.total
+        if not self._dtypes:
+            self._dtypes = {name: tensor.dtype for name, tensor in weights.tensors().items()}
+            self._sum = weights.map(
+                lambda _, tensor: (tensor if tensor.is_floating_point() else tensor.double()) * part
+            )
+            return
         tensors = weights.tensors()
-        if self._sum is None:
-            self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-            self._sum = weights.map(lambda _, tensor: _plus(None, tensor, share))
-        else:
-            for name, sum_ in self._sum.tensors().items():
-                _plus(sum_, tensors[name], share)
+        for name, sum_ in self._sum.tensors().items():
+            sum_.add_(tensors[name], alpha=part)
 
-    def result(self) -> Weights:
-        """The average, handed over: the next `add` starts a new one."""
-        assert self._sum is not None, "nothing was added"
-        sums, self._sum = self._sum, None
-        return sums.map(lambda name, sum_: _as_type(sum_, self._dtypes[name]))
+    def weights(self) -> Weights:
+        """The average; integer buffers (BatchNorm's counter) are rounded back to integers."""
+        return self._sum.map(lambda name, sum_: in_dtype(sum_, self._dtypes[name]))
 
 
-def average(members: Sequence[tuple[float, Weights]]) -> Weights:
-    """sum_k (n_k / n) W_k of members (n_k, W_k): the bits of `RunningAverage`, faster where all are at hand."""
-    total = sum(share for share, _ in members)
-    shares = [share / total for share, _ in members]
-    tensors = [weights.tensors() for _, weights in members]
-
-    def mean(name: str, first: Tensor) -> Tensor:
-        # Tensor by tensor, not model by model: most sums then stay in the cache until the last client is added.
-        sum_ = None
-        for share, named in zip(shares, tensors, strict=True):
-            sum_ = _plus(sum_, named[name], share)
-        assert sum_ is not None
-        return _as_type(sum_, first.dtype)
-
-    return members[0][1].map(mean)
-
-
-def _plus(sum_: Tensor | None, tensor: Tensor, share: float) -> Tensor:
-    """sum_ + share · tensor, in place from the second on; integers (BatchNorm's counter) are summed in float64."""
-    if sum_ is None:
-        return (tensor if tensor.is_floating_point() else tensor.double()) * share
-    return sum_.add_(tensor, alpha=share)
-
-
-def _as_type(sum_: Tensor, dtype: torch.dtype) -> Tensor:
-    return sum_ if dtype.is_floating_point else sum_.round().to(dtype)
+def in_dtype(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """A computed value in the type it came from, rounded to the nearest integer where that is a whole number."""
+    return exact.to(dtype) if dtype.is_floating_point else exact.round().to(dtype)
 
 
 def interpolate(local: Weights, global_: Weights, mu: float) -> Weights:

@@ -7,13 +7,18 @@ from fedssl.federation.client import handle
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import weighted_average
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
 from fedssl.federation.rounds import Server, ServerState, accept, make_task, run_round
 
 
 def make_server(rule=None, clients=4, pool=lambda payloads: {}):
-    return Server(clients, None, 0, rule or Replace(), weighted_average, pool)
+    return Server(clients, None, 0, rule or Replace(), WeightedAverage(), pool)
+
+
+def made(folder):
+    folder.mkdir()
+    return folder
 
 
 def test_rounds_count_from_one_and_record_what_travels(tmp_path):
@@ -26,7 +31,7 @@ def test_rounds_count_from_one_and_record_what_travels(tmp_path):
 
 def test_the_global_model_is_the_average_of_what_was_sent(tmp_path):
     outcomes, _ = run(tmp_path, rounds=1)
-    average = weighted_average(outcomes[0].results)
+    average = WeightedAverage()(outcomes[0].results, make_client(make_method(), Replace()).initial_global_weights())
     assert digests(outcomes[0]) == (average.encoder.digest(), average.predictor.digest())
 
 
@@ -42,7 +47,7 @@ def test_results_in_any_order_give_the_same_state(tmp_path):
 
     forwards, forwards_store = run(tmp_path / "a", "fedema", rounds=2)
     client = make_client(make_method(), FedEMA())
-    state, store = ServerState(0, client.initial_global_weights()), ClientStore(tmp_path / "b")
+    state, store = ServerState(0, client.initial_global_weights()), ClientStore(made(tmp_path / "b"))
     for _ in range(2):
         outcome = run_round(make_server(FedEMA()), Backwards(client, store), state)
         state = outcome.state
@@ -62,7 +67,7 @@ def test_a_lost_reply_is_trained_again_from_the_accepted_state(tmp_path):
     """Two clients trained round 2 in vain; the repeated round gives the same bits as if nothing had happened."""
     expected, expected_store = run(tmp_path / "a", "fedema", rounds=2)
     client = make_client(make_method(), FedEMA())
-    server, store = make_server(FedEMA()), ClientStore(tmp_path / "b")
+    server, store = make_server(FedEMA()), ClientStore(made(tmp_path / "b"))
     engine = type("Plain", (), {"run_tasks": lambda self, tasks: [handle(client, store, task) for task in tasks]})()
     first = run_round(server, engine, ServerState(0, client.initial_global_weights()))
     for k in (0, 2):

@@ -5,7 +5,8 @@ from rich.console import Console
 from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.errors import FedsslError
-from fedssl.reports.compare import Row, differing_settings, duration, results, size
+from fedssl.files import size_text
+from fedssl.reports.compare import Row, differing_settings, duration, results
 from fedssl.reports.run_record import RunRecord
 from fedssl.reports.tables import print_comparison
 
@@ -119,7 +120,7 @@ def test_durations(seconds, text):
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (2500, "2.5 kB"), (3e6, "3.0 MB"), (4.2e9, "4.2 GB")]
 )
 def test_sizes(count, text):
-    assert size(count) == text
+    assert size_text(count) == text
 
 
 # --- reading what a run wrote -----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from fedssl.reports import loggers
 from fedssl.reports.loggers import Guarded, MlflowLogger, TensorBoardLogger, WandbLogger, make_loggers
 
 
-def log_everything(logger, folder, summary=SUMMARY):
-    logger.start(folder, CONFIG)
+def log_everything(logger, folder, summary=SUMMARY, done=None):
+    logger.start(folder, CONFIG, done)
     for record in ROUNDS:
         logger.log_round(record)
     logger.finish(summary)
@@ -29,6 +29,18 @@ def test_tensorboard_files_hold_the_numbers(tmp_path):
     assert b"update_rule.tau = 0.7" in config.tensor_proto.string_val[0]
 
 
+def test_tensorboard_hides_the_rounds_that_are_run_again(tmp_path):
+    log_everything(TensorBoardLogger(), tmp_path)
+    again = TensorBoardLogger()
+    again.start(tmp_path, CONFIG, 1)
+    again.log_round(changed(ROUNDS[2], knn=0.5))
+    again.finish(SUMMARY)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("knn")] == [(0, 0.25), (1, pytest.approx(0.3)), (2, 0.5)]
+
+
 class Calls(list):
     """A stand-in for a package: notes every call with its arguments."""
 
@@ -42,10 +54,11 @@ class Calls(list):
 
 def test_wandb_gets_settings_rounds_and_summary(tmp_path, monkeypatch):
     run = Calls()
-    run.summary = {}
+    run.summary, run.id = {}, "abc"
     wandb = ModuleType("wandb")
     wandb.init = lambda **options: (run.append(("init", options)), run)[1]
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "name").mkdir()
     log_everything(WandbLogger(), tmp_path / "name")
     assert run[0][0] == "init"
     assert (run[0][1]["project"], run[0][1]["name"], run[0][1]["config"]["update_rule.tau"]) == ("fedssl", "name", 0.7)
@@ -54,11 +67,16 @@ def test_wandb_gets_settings_rounds_and_summary(tmp_path, monkeypatch):
     assert (run.summary["final.knn"], run.summary["mean_mu"], run.summary["status"]) == (0.375, 0.5, "finished")
     assert "data.source" not in run.summary
     assert run[4] == ("finish", {"exit_code": 0})
+    log_everything(WandbLogger(), tmp_path / "name", done=1)
+    assert "id" not in run[0][1]
+    assert (run[5][1]["id"], run[5][1]["resume"]) == ("abc", "allow"), "a run that goes on is the same run there too"
 
 
 @pytest.mark.parametrize(("status", "ends"), [("finished", "FINISHED"), ("interrupted", "KILLED")])
 def test_mlflow_gets_settings_rounds_and_summary(tmp_path, monkeypatch, status, ends):
     mlflow = Calls()
+    mlflow.info = SimpleNamespace(run_id="abc")
+    (tmp_path / "name").mkdir()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     log_everything(MlflowLogger(), tmp_path / "name", changed(SUMMARY, status=status))
     assert mlflow[:2] == [("set_experiment", "fedssl", {}), ("start_run", {"run_name": "name"})]
@@ -66,6 +84,9 @@ def test_mlflow_gets_settings_rounds_and_summary(tmp_path, monkeypatch, status, 
     assert (mlflow[5][1]["mu"], mlflow[5][2]) == (0.5, {"step": 2})
     assert mlflow[6][1]["summary.final.linear"] == 0.4
     assert mlflow[7] == ("end_run", {"status": ends})
+    log_everything(MlflowLogger(), tmp_path / "name", done=1)
+    assert mlflow[9] == ("start_run", {"run_id": "abc"})
+    assert mlflow[10][0] == "log_metrics", "settings were logged before"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +111,7 @@ def test_a_logger_that_fails_is_reported_once_and_stops_nobody(tmp_path):
 
     broken = SimpleNamespace(start=fail, log_round=fail, finish=fail)
     whole = SimpleNamespace(
-        start=lambda folder, config: seen.append(config["seed"]),
+        start=lambda folder, config, done: seen.append(config["seed"]),
         log_round=lambda record: seen.append(record["round"]),
         finish=lambda summary: seen.append(summary["status"]),
     )

@@ -50,7 +50,7 @@ def test_warns_of_collapse_with_round_and_client():
 
 def test_plain_lines(capsys):
     with PlainView() as view:
-        view.start("a run", 2, 10)
+        view.start("a run", 2, 10, 0)
         view.round_finished({"round": 0, "clients": [], "knn": 0.1})
         view.step(0, 1, 5, 8)
         view.round_finished(record(1))
@@ -62,16 +62,38 @@ def test_plain_lines(capsys):
     assert lines[3].startswith("round 2/2")
 
 
+def test_time_left_counts_only_the_rounds_of_this_process(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("fedssl.reports.progress.time.monotonic", lambda: now[0])
+    view = PlainView()
+    view.start("a run", 10, 10, 6)
+    now[0] += 30
+    view.round_finished(record(7))
+    assert "1:30 left" in capsys.readouterr().out
+
+
 def test_live_view_shows_round_client_speed_and_time_left():
     screen = io.StringIO()
     with LiveView(Console(file=screen, force_terminal=True, width=160)) as view:
-        view.start("a run", 2, 4)
+        view.start("a run", 2, 4, 0)
         view.step(3, 1, 2, 8)
         view.step(3, 2, 2, 16)
+        view.live.refresh()
+        view.evaluating("features", 5, 9)
         view.round_finished(record(1))
         view.say("warning: something")
     shown = screen.getvalue()
-    for text in ("a run", "client 3", "step 2/2", "images/s", "kNN 34.5 %", "50 %", "round 2/2", "warning: something"):
+    for text in (
+        "a run",
+        "evaluation: features 5/9",
+        "client 3",
+        "step 2/2",
+        "images/s",
+        "kNN 34.5 %",
+        "50 %",
+        "round 2/2",
+        "warning: something",
+    ):
         assert text in shown
 
 

@@ -11,7 +11,7 @@ class Recorder(QuietView):
     def __init__(self):
         self.seen = []
 
-    def start(self, title, rounds, steps):
+    def start(self, title, rounds, steps, done):
         self.seen.append(title)
 
     def step(self, client_id, done, total, images):
@@ -19,6 +19,9 @@ class Recorder(QuietView):
 
     def round_finished(self, record):
         self.seen.append(record)
+
+    def evaluating(self, text, done, total):
+        self.seen.append(f"{text} {done}/{total}")
 
     def say(self, text):
         self.seen.append(text)
@@ -40,13 +43,16 @@ def test_the_first_signal_waits_for_a_safe_point_and_the_second_does_not(sent, c
 def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
     inner, request = Recorder(), StopRequest()
     with StoppableView(inner, request) as view:
-        view.start("a", 1, 2)
+        view.start("a", 1, 2, 0)
         view.step(0, 1, 2, 8)
         view.round_finished({"round": 1})
+        view.evaluating("features", 1, 2)
         view.say("b")
         request.signal = signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             view.step(0, 2, 2, 16)
         with pytest.raises(KeyboardInterrupt):
+            view.evaluating("features", 2, 2)
+        with pytest.raises(KeyboardInterrupt):
             view.round_finished({"round": 2})
-    assert inner.seen == ["a", 1, {"round": 1}, "b", 2, {"round": 2}]
+    assert inner.seen == ["a", 1, {"round": 1}, "features 1/2", "b", 2, "features 2/2", {"round": 2}]

@@ -7,6 +7,7 @@ import pytest
 from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.data.partition import PARTITIONS
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.methods import METHODS
 from fedssl.reports import words
@@ -17,7 +18,10 @@ def record(folder, **parts):
     return RunRecord.read(write_run(folder / "run", **parts))
 
 
-@pytest.mark.parametrize(("kind", "registry"), [("method", METHODS), ("rule", UPDATE_RULES), ("partition", PARTITIONS)])
+@pytest.mark.parametrize(
+    ("kind", "registry"),
+    [("method", METHODS), ("rule", UPDATE_RULES), ("aggregation", AGGREGATORS), ("partition", PARTITIONS)],
+)
 def test_there_are_words_for_all_that_comes_with_fedssl_and_for_nothing_else(kind, registry):
     text = (resources.files("fedssl.reports") / "templates" / "words.toml").read_text(encoding="utf-8")
     assert set(tomllib.loads(text)[kind]) == set(registry)
@@ -42,6 +46,12 @@ def test_a_rule_that_nobody_has_described_is_named(tmp_path):
     who, how, _ = words.story(record(tmp_path, config=config), None)
     assert "Two clients held 80 images between them (synthetic images; by-hand)" in who
     assert how.endswith("The server averaged what they sent. newest")
+
+
+def test_an_aggregate_that_is_no_average_is_not_called_one(tmp_path):
+    _, how, _ = words.story(record(tmp_path, config=changed(CONFIG, aggregation={"name": "median"})), None)
+    assert "As their average the server took the middle one of the values that they sent" in how
+    assert "The server averaged" not in how
 
 
 def test_outcome_with_and_without_numbers(tmp_path):

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 
-from fedssl.federation.client import Client, handle
+from fedssl.federation.client import Client, attempt
 from fedssl.federation.client_store import ClientStore
-from fedssl.federation.messages import StepWatcher, TrainResult, TrainTask
+from fedssl.federation.messages import Failure, StepWatcher, TrainResult, TrainTask
 
 
 class InProcessEngine:
-    def __init__(self, client: Client, store: ClientStore, watch: StepWatcher | None = None) -> None:
-        self.client, self.store, self.watch = client, store, watch
+    def __init__(
+        self, client: Client, store: ClientStore, watch: StepWatcher | None = None, time_limit: float | None = None
+    ) -> None:
+        self.client, self.store, self.watch, self.time_limit = client, store, watch, time_limit
 
-    def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult]:
+    def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult | Failure]:
         for task in tasks:
-            yield handle(self.client, self.store, task, self.watch)
+            yield attempt(self.client, self.store, task, self.watch, self.time_limit)

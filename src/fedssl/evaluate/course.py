@@ -167,6 +167,6 @@ class _Evaluation:
         asked = self.request.batchnorm
         if asked is None:
             asked = "both" if protocol.frozen else "running"
-            if self.run.config.aggregation.batchnorm != "average":
+            if self.run.config.uploads.batchnorm != "average":
                 asked = "reestimated"  # the global encoder has no statistics of its own
         return ("running", "reestimated") if asked == "both" else (asked,)

@@ -1,6 +1,7 @@
 """One client's side of a round: the same code whatever engine carries the task."""
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from fedssl.data.augmentations import Recipe
-from fedssl.errors import FedsslError
-from fedssl.federation.client_store import ClientStore
+from fedssl.errors import DamagedError, StorageError
+from fedssl.federation.client_store import ClientStore, Sent
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
 from fedssl.federation.messages import (
+    ClientError,
     ClientState,
     ClientWeights,
+    Failure,
+    FailureCode,
     GlobalWeights,
     Scalars,
     StepWatcher,
@@ -43,7 +47,7 @@ class Client:
         batchnorm: BatchNormSharing = "average",
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
-        self.images_of, self.rounds, self.seed, self.upload = images_of, rounds, seed, upload
+        self.images_of, self.rounds, self.seed = images_of, rounds, seed
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
@@ -51,6 +55,14 @@ class Client:
             private_names(method.online_encoder, batchnorm),
             private_names(method.predictor, batchnorm),
         )
+
+        encoder = "target" if upload == "target" and method.target_encoder is not None else "online"
+        self.sent = Sent(encoder if rule.shares else "", *self.private)
+
+    def settings_for(self, task: TrainTask) -> str:
+        """What a task's training depends on beside the task itself, and a resumed run may have changed."""
+        lr = self.training.learning_rate(task.round_number, self.rounds)
+        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed}"
 
     def initial_global_weights(self) -> GlobalWeights:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
@@ -91,8 +103,7 @@ class Client:
         return new_state, self._result(task, weights, len(images), scalars)
 
     def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
-        use_target = self.upload == "target" and self.method.target_encoder is not None
-        encoder = weights.target if use_target else weights.online
+        encoder = weights.target if self.sent.encoder == "target" else weights.online
         return TrainResult(
             task.client_id,
             task.round_number,
@@ -133,7 +144,7 @@ class Client:
         if loss != loss or loss in (float("inf"), float("-inf")) or broken:
             where = f"client {task.client_id}, round {task.round_number}"
             what = f"the weights {broken[0]!r}" if broken else f"the loss ({loss})"
-            raise FedsslError(f"{where}: {what} became NaN or infinite: lower local_training.lr")
+            raise ClientError("non-finite", f"{where}: {what} became NaN or infinite: lower local_training.lr")
 
 
 def weights_of(method: SiameseMethod) -> ClientWeights:
@@ -143,7 +154,42 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
 
 def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
     """The only client-side path: load the generation the server accepted last, train, keep the new one beside it."""
-    state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
-    state, result = client.train(state, task, watch)
-    store.save(task.client_id, state, keep=task.accepted_round)
-    return result
+    settings = client.settings_for(task)
+    kept = store.find(task, settings)
+    if kept is None:
+        state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
+        state, result = client.train(state, task, watch)
+        kept = store.save(task, settings, state, result)
+    return store.result(kept, client.sent)
+
+
+def attempt(
+    client: Client,
+    store: ClientStore,
+    task: TrainTask,
+    watch: StepWatcher | None = None,
+    time_limit: float | None = None,
+) -> TrainResult | Failure:
+    """`handle`, where whatever goes wrong at the client is a reply too; only a disk that refuses is not its fault."""
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+
+    def step(client_id: int, done: int, total: int, images: int) -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise ClientError("timeout", f"step {done} of {total} after more than {time_limit:g} s")
+        if watch:
+            watch(client_id, done, total, images)
+
+    try:
+        return handle(client, store, task, step)
+    except StorageError:
+        raise
+    except Exception as error:
+        return Failure(
+            task.client_id, task.round_number, _code(error), f"{type(error).__name__}: {error}", traceback.format_exc()
+        )
+
+
+def _code(error: Exception) -> FailureCode:
+    if isinstance(error, ClientError):
+        return error.code
+    return "state-damaged" if isinstance(error, DamagedError) else "exception"

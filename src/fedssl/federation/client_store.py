@@ -1,59 +1,142 @@
-"""A client's state on its own disk, one file a round it trained: a lost reply or a rolled-back round costs nothing."""
+"""A client's state on its own disk, one sealed folder a round it trained: what is lost on the way costs nothing.
 
-import json
+A task names the generation that the server accepted last. The new one is written beside it and counts only when a
+later task names it, so a lost reply, a killed process and a rolled-back round need no special code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
-from fedssl.errors import FedsslError
-from fedssl.federation.messages import ClientState, ClientWeights
-from fedssl.files import replacing
+from fedssl.errors import DamagedError, FedsslError
+from fedssl.federation.messages import (
+    ClientState,
+    ClientWeights,
+    GlobalWeights,
+    TrainResult,
+    TrainTask,
+    Upload,
+)
+from fedssl.files import remove_folder
+from fedssl.sealed import Sealed, named_tensors, rounds_in, seal, unseal
 from fedssl.weights import Weights
+
+PARTS = ("online", "predictor", "target")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What of a client's state goes up: which encoder, and which tensors stay (BatchNorm that is kept local)."""
+
+    encoder: str  # "online" or "target"; "": nothing is shared
+    private_encoder: frozenset[str] = frozenset()
+    private_predictor: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class StoredUpload:
+    """An upload that stays in the client's file until the server reads it."""
+
+    folder: Path
+    sent: Sent
+    size: int
+
+    def read(self) -> GlobalWeights:
+        sealed = Sealed(self.folder, {})  # checked when it was written or found, moments ago
+        return GlobalWeights(
+            sealed.weights(self.sent.encoder).without(self.sent.private_encoder),
+            sealed.weights("predictor").without(self.sent.private_predictor),
+        )
+
+    def num_bytes(self) -> int:
+        return self.size
 
 
 class ClientStore:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """`data_of` gives a client's data fingerprint: a state is never used with another client's images."""
+
+    def __init__(self, folder: Path, keep: int = 2, data_of: Callable[[int], str] | None = None) -> None:
+        self.folder, self.keep, self.data_of = folder, keep, data_of
 
     def path(self, client_id: int, round_number: int) -> Path:
-        return self.folder / f"client-{client_id:05d}" / f"round-{round_number:06d}.safetensors"
+        return self.folder / f"client-{client_id:05d}" / f"round-{round_number:06d}"
 
     def load(self, client_id: int, round_number: int) -> ClientState:
+        """The state after a round it trained; FedsslError when it is missing, damaged, or another client's."""
+        sealed = self.check(client_id, round_number)
+        weights = ClientWeights(*(sealed.weights(part) for part in PARTS))
+        return ClientState(weights, sealed.facts["round"], sealed.tensors("memory/"), sealed.facts["scalars"])
+
+    def check(self, client_id: int, round_number: int) -> Sealed:
+        """Opens a generation after checking its bytes, and that it is this client's and about these images."""
         path = self.path(client_id, round_number)
         if not path.exists():
-            raise FedsslError(f"client {client_id}: its state after round {round_number} is missing ({path})")
+            raise DamagedError(f"client {client_id}: its state after round {round_number} is missing ({path})")
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = json.loads(file.metadata()["state"])
-        except (SafetensorError, OSError) as error:
-            raise FedsslError(f"client {client_id}: its state {path} is damaged, not readable ({error})") from None
-        weights = ClientWeights(*(_part(tensors, part) for part in ("online", "predictor", "target")))
-        return ClientState(weights, about["last_round"], _under(tensors, "memory/"), about["scalars"])
+            sealed = unseal(path)
+        except DamagedError as error:
+            raise DamagedError(f"client {client_id}: {error}") from None
+        if sealed.facts["client"] != client_id:
+            raise FedsslError(
+                f"{path}: holds the state of client {sealed.facts['client']}, not of client {client_id}: "
+                "put the folders back where they were"
+            )
+        if self.data_of and sealed.facts["data"] not in (None, self.data_of(client_id)):
+            raise FedsslError(
+                f"{path}: client {client_id} was trained on other images than it has now: "
+                "give it back its images, or start anew with --fresh"
+            )
+        return sealed
 
-    def save(self, client_id: int, state: ClientState, keep: int | None) -> None:
-        """Writes this round's generation atomically, then removes all but it and generation `keep`."""
+    def find(self, task: TrainTask, settings: str) -> Sealed | None:
+        """What this very task gave before, if the process or its reply was lost; checked byte for byte."""
+        path = self.path(task.client_id, task.round_number)
+        try:
+            sealed = unseal(path) if path.exists() else None
+        except DamagedError:
+            return None  # it is trained again
+        return sealed if sealed and sealed.facts["task"] == _key(task, settings) else None
+
+    def save(self, task: TrainTask, settings: str, state: ClientState, result: TrainResult) -> Sealed:
+        """Seals this round's generation, then removes those that no checkpoint can ask for any more."""
         tensors = {f"memory/{name}": tensor for name, tensor in state.memory.items()}
-        for part in ("online", "predictor", "target"):
-            weights: Weights = getattr(state.weights, part)
-            tensors |= {f"{part}/parameters/{name}": tensor for name, tensor in weights.parameters.items()}
-            tensors |= {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
-        path = self.path(client_id, state.last_round)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = json.dumps({"last_round": state.last_round, "scalars": state.scalars})
-        with replacing(path) as unfinished:
-            save_file(tensors, unfinished, metadata={"state": about})
-        kept = {path} | ({self.path(client_id, keep)} if keep is not None else set())
-        for other in path.parent.glob("round-*.safetensors"):
-            if other not in kept:
-                other.unlink()
+        tensors |= {f"payload/{name}": tensor for name, tensor in result.payload.items()}
+        for part in PARTS:
+            tensors |= named_tensors(part, getattr(state.weights, part))
+        told = {"num_examples": result.num_examples, "scalars": result.scalars, "bytes": result.upload.num_bytes()}
+        facts = {
+            "client": task.client_id,
+            "data": self.data_of(task.client_id) if self.data_of else None,
+            "round": state.last_round,
+            "task": _key(task, settings),
+            "scalars": state.scalars,
+            "result": told,
+        }
+        sealed = seal(self.path(task.client_id, task.round_number), tensors, facts)
+        self._prune(task)
+        return sealed
+
+    def result(self, sealed: Sealed, sent: Sent) -> TrainResult:
+        """The reply that a generation stands for; its weights stay on disk until somebody reads them."""
+        facts, told = sealed.facts, sealed.facts["result"]
+        nothing = GlobalWeights(Weights(), Weights())
+        upload: Upload = StoredUpload(sealed.folder, sent, told["bytes"]) if sent.encoder else nothing
+        payload = sealed.tensors("payload/")
+        return TrainResult(facts["client"], facts["round"], upload, told["num_examples"], told["scalars"], payload)
+
+    def _prune(self, task: TrainTask) -> None:
+        """Keeps the new generation, the accepted one, and older ones for as long as the server keeps checkpoints.
+
+        Those in between were never accepted.
+        """
+        folder = self.path(task.client_id, task.round_number).parent
+        rounds = rounds_in(folder)
+        accepted = task.accepted_round or 0
+        kept = {task.round_number, *[number for number in rounds if number <= accepted][-self.keep :]}
+        for number in rounds:
+            if number not in kept:
+                remove_folder(self.path(task.client_id, number))
 
 
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _part(tensors: dict[str, Tensor], part: str) -> Weights:
-    return Weights(_under(tensors, f"{part}/parameters/"), _under(tensors, f"{part}/buffers/"))
+def _key(task: TrainTask, settings: str) -> str:
+    return f"{task.digest()} {settings}".strip()

@@ -1,10 +1,15 @@
 """What travels between server and clients, and what never does."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol, Self
 
 from torch import Tensor
 
+from fedssl.errors import FedsslError
 from fedssl.weights import Weights
 
 Scalars = dict[str, float]
@@ -22,6 +27,14 @@ class GlobalWeights:
 
     def num_bytes(self) -> int:
         return self.encoder.num_bytes() + self.predictor.num_bytes()
+
+    def read(self) -> Self:
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all tensors; made once, however many tasks carry these weights."""
+        return hashlib.sha256(f"{self.encoder.digest()} {self.predictor.digest()}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,19 @@ class TrainTask:
     def num_bytes(self) -> int:
         return self.global_weights.num_bytes() + payload_bytes(self.payload)
 
+    def digest(self) -> str:
+        """Two tasks with the same digest ask for the same training."""
+        about = [self.client_id, self.round_number, self.accepted_round, sorted(self.note.items())]
+        parts = [json.dumps(about), self.global_weights.digest, Weights(self.payload).digest()]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+class Upload(Protocol):
+    """The weights that a client sent: in memory, or where an engine on the same machine left them."""
+
+    def read(self) -> GlobalWeights: ...
+    def num_bytes(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -64,13 +90,53 @@ class TrainResult:
 
     client_id: int
     round_number: int
-    weights: GlobalWeights
+    upload: Upload
     num_examples: int
     scalars: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
 
+    @property
+    def weights(self) -> GlobalWeights:
+        """Read anew at every use: do not keep those of many clients, and the server never holds K models."""
+        return self.upload.read()
+
     def num_bytes(self) -> int:
-        return self.weights.num_bytes() + payload_bytes(self.payload)
+        return self.upload.num_bytes() + payload_bytes(self.payload)
+
+
+FailureCode = Literal[
+    "exception",  # the client's code raised
+    "non-finite",  # its loss or weights became NaN or infinite
+    "timeout",  # it took longer than failures.client_timeout
+    "state-damaged",  # its own state on disk cannot be used
+    "no-reply",  # nothing came back
+    "rejected",  # what it sent is not what a client of this run may send
+    "duplicate",  # it sent more than one reply; the first counts
+    "wrong-round",  # a reply to another round's task
+    "not-asked",  # a reply from a client that had no task
+]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A reply that gives nothing: the code may travel; detail and trace stay on the machine where it happened."""
+
+    client_id: int
+    round_number: int
+    code: FailureCode
+    detail: str = ""
+    trace: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.client_id}: {self.code}" + (f" ({self.detail})" if self.detail else "")
+
+
+class ClientError(FedsslError):
+    """What a client raises when it knows which kind of failure it met."""
+
+    def __init__(self, code: FailureCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def payload_bytes(payload: Payload) -> int:

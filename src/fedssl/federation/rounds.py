@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fedssl.errors import FedsslError, RoundError
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.federation.messages import GlobalWeights, Payload, Scalars, TrainResult, TrainTask
+from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import Aggregator
 from fedssl.federation.model_communication import UpdateRule
-from fedssl.weights import Weights
+from fedssl.federation.validation import inspect
+from fedssl.weights import Weights, non_finite
 
 
 class Engine(Protocol):
-    """Carries tasks to clients and brings back their results, in any order; knows no algorithm."""
+    """Carries tasks to clients and brings back their replies, in any order; knows no algorithm."""
 
-    def run_tasks(self, tasks: list[TrainTask]) -> Iterable[TrainResult]: ...
+    def run_tasks(self, tasks: list[TrainTask]) -> Iterable[TrainResult | Failure]: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Server:
     rule: UpdateRule
     aggregate: Aggregator
     pool: Callable[[list[Payload]], Payload]  # the method's way to join its clients' payloads
+    min_clients: int | None = None  # fewer good replies than this fail the round; None: half of those asked
+    retries: int = 1  # how often clients that gave nothing are asked again while there are too few
+
+    def quorum(self, asked: int) -> int:
+        return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Round:
 
     state: ServerState
     results: list[TrainResult]
+    failures: list[Failure]
     bytes_down: dict[int, int]
     seconds: float
     aggregation_seconds: float
@@ -64,13 +72,51 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
     started = time.perf_counter()
     round_number = state.round_number + 1
     sampled = sample_clients(server.num_clients, server.clients_per_round, server.seed, round_number)
-    tasks = [make_task(server, state, client_id) for client_id in sampled]
-    results = sorted(engine.run_tasks(tasks), key=lambda result: result.client_id)
+    tasks = {client_id: make_task(server, state, client_id) for client_id in sampled}
+    results, failures = gather(server, engine, state, tasks)
     trained = time.perf_counter()
     new_state = accept(server, state, results)
     ended = time.perf_counter()
-    sent = {task.client_id: task.num_bytes() for task in tasks}
-    return Round(new_state, results, sent, ended - started, ended - trained)
+    sent = {task.client_id: task.num_bytes() for task in tasks.values()}
+    return Round(new_state, results, failures, sent, ended - started, ended - trained)
+
+
+def gather(
+    server: Server, engine: Engine, state: ServerState, tasks: dict[int, TrainTask]
+) -> tuple[list[TrainResult], list[Failure]]:
+    """Good replies by client, and all that went wrong; asks again while fewer than the quorum delivered."""
+    like = state.global_weights if server.rule.shares else GlobalWeights(Weights(), Weights())
+    delivered: dict[int, TrainResult] = {}
+    failures: list[Failure] = []
+    for _ in range(server.retries + 1):
+        asked = [task for client_id, task in tasks.items() if client_id not in delivered]
+        silent = {task.client_id for task in asked}
+        for reply in engine.run_tasks(asked):
+            reply = inspect(reply, tasks, like)
+            silent.discard(reply.client_id)
+            if isinstance(reply, Failure):
+                failures.append(reply)
+            elif reply.client_id in delivered:
+                failures.append(Failure(reply.client_id, reply.round_number, "duplicate", "the first one counts"))
+            else:
+                delivered[reply.client_id] = reply
+        failures += [Failure(client_id, state.round_number + 1, "no-reply") for client_id in sorted(silent)]
+        if len(delivered) >= server.quorum(len(tasks)):
+            return [delivered[client_id] for client_id in sorted(delivered)], failures
+    raise TooFewClientsError(state.round_number + 1, len(delivered), server.quorum(len(tasks)), failures)
+
+
+class TooFewClientsError(RoundError):
+    """Names who is missing and why; `failures` has the whole story."""
+
+    def __init__(self, round_number: int, delivered: int, needed: int, failures: list[Failure]) -> None:
+        last = {failure.client_id: failure for failure in failures}
+        super().__init__(
+            f"round {round_number}: {delivered} clients delivered, {needed} are needed (failures.min_clients); "
+            f"missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}. "
+            f"The run is saved after round {round_number - 1}: run the same command again to go on"
+        )
+        self.failures = failures
 
 
 def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
@@ -90,12 +136,28 @@ def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
 def accept(server: Server, state: ServerState, results: list[TrainResult]) -> ServerState:
     """Aggregates, then notes for every client of the round what its next task carries."""
     round_number = state.round_number + 1
+    results = sorted(results, key=lambda result: result.client_id)  # the same bits in whatever order replies came
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return ServerState(round_number, state.global_weights, accepted, state.notes, state.payload)
-    aggregated = server.aggregate(results)
+    aggregated = _aggregated(server, state, results)
     notes = dict(state.notes)
     for result in results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, aggregated)
     payload = server.pool([result.payload for result in results])
     return ServerState(round_number, aggregated, accepted, notes, payload)
+
+
+def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> GlobalWeights:
+    unchanged = f"the global weights stay as they were after round {state.round_number}"
+    try:
+        aggregated = server.aggregate(results, state.global_weights)
+    except FedsslError as error:  # e.g. Krum, when clients failed and too few are left
+        raise RoundError(f"round {state.round_number + 1}: {error}; {unchanged}") from None
+    broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]
+    if broken:
+        raise RoundError(
+            f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
+            "(a robust aggregation.name may help)"
+        )
+    return aggregated

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedssl.files import size_text
 from fedssl.reports.run_record import RunRecord, Table
 
 NOT_SET = "–"
@@ -115,15 +116,7 @@ def duration(seconds: Any) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def size(count: float) -> str:
-    """A number of bytes in the unit that reads best (decimal: 1 MB is a million bytes)."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
 def traffic(summary: Table) -> str:
     if "bytes_up" not in summary:
         return NOT_SET
-    return size(summary["bytes_up"] + summary.get("bytes_down", 0))
+    return size_text(summary["bytes_up"] + summary.get("bytes_down", 0))

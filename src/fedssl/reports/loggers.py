@@ -1,20 +1,23 @@
 """Numbers to TensorBoard, Weights & Biases or MLflow while a run goes on; a package is needed only when asked for."""
 
 import importlib
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedssl.errors import FedsslError
+from fedssl.files import write_atomically
 from fedssl.reports.compare import flatten, setting_text
 from fedssl.reports.metrics import metrics_of
+from fedssl.reports.run_record import read_json
 
 
 class Logger(Protocol):
     """Receives what a run measures; never decides anything."""
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
-        """Before round 0, with the run folder and all settings."""
+    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
+        """Before the first round, with the run folder, all settings, and the last round of a run that goes on."""
 
     def log_round(self, record: dict[str, Any]) -> None:
         """After every round, with the line of rounds.jsonl; round 0 is the random encoder."""
@@ -29,8 +32,9 @@ class TensorBoardLogger:
     def __init__(self) -> None:
         self._make = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
-        self._writer = self._make(log_dir=str(folder / "tensorboard"))
+    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
+        # What an earlier process logged of later rounds is hidden: they are run again.
+        self._writer = self._make(log_dir=str(folder / "tensorboard"), purge_step=None if done is None else done + 1)
         settings = "\n".join(f"    {key} = {setting_text(value)}" for key, value in flatten(config).items())
         self._writer.add_text("config", settings)  # four blanks: code in TensorBoard's Markdown
 
@@ -54,8 +58,13 @@ class WandbLogger:
     def __init__(self) -> None:
         self._wandb = _package("wandb", "wandb")
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
-        self._run = self._wandb.init(project="fedssl", name=folder.name, dir=str(folder), config=flatten(config))
+    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
+        known = _remembered(folder, "wandb") if done is not None else None
+        again = {"id": known, "resume": "allow"} if known else {}
+        self._run = self._wandb.init(
+            project="fedssl", name=folder.name, dir=str(folder), config=flatten(config), **again
+        )
+        _remember(folder, "wandb", self._run.id)
 
     def log_round(self, record: dict[str, Any]) -> None:
         self._run.log(_measured(record), step=record["round"])
@@ -71,10 +80,13 @@ class MlflowLogger:
     def __init__(self) -> None:
         self._mlflow = _package("mlflow", "mlflow")
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
+    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
         self._mlflow.set_experiment("fedssl")
-        self._mlflow.start_run(run_name=folder.name)
-        self._mlflow.log_params({key: setting_text(value) for key, value in flatten(config).items()})
+        known = _remembered(folder, "mlflow") if done is not None else None
+        run = self._mlflow.start_run(run_id=known) if known else self._mlflow.start_run(run_name=folder.name)
+        _remember(folder, "mlflow", run.info.run_id)
+        if not known:  # MLflow refuses a parameter that changes
+            self._mlflow.log_params({key: setting_text(value) for key, value in flatten(config).items()})
 
     def log_round(self, record: dict[str, Any]) -> None:
         self._mlflow.log_metrics(_measured(record), step=record["round"])
@@ -104,8 +116,8 @@ class Guarded:
         self._loggers, self._say = list(loggers), say
         self._said: set[int] = set()
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
-        self._each("start", folder, config)
+    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
+        self._each("start", folder, config, done)
 
     def log_round(self, record: dict[str, Any]) -> None:
         self._each("log_round", record)
@@ -129,6 +141,18 @@ def _package(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise FedsslError(f"--{extra}: {error.name or extra} is not installed: pip install 'fedssl[{extra}]'") from None
+
+
+def _remembered(folder: Path, logger: str) -> str | None:
+    """Under which id an earlier process logged this run."""
+    path = folder / "loggers.json"
+    return read_json(path).get(logger) if path.exists() else None
+
+
+def _remember(folder: Path, logger: str, run_id: str) -> None:
+    path = folder / "loggers.json"
+    known = read_json(path) if path.exists() else {}
+    write_atomically(path, json.dumps({**known, logger: run_id}) + "\n")
 
 
 def _measured(record: dict[str, Any]) -> dict[str, float]:

@@ -1,9 +1,13 @@
 """A round in one row of plain numbers: for metrics.csv, for loggers, for curves."""
 
 import csv
+import io
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from fedssl.files import append_line
 
 COLUMNS = (
     *("round", "lr", "loss", "mu", "ema_share", "divergence", "feature_std"),
@@ -27,9 +31,14 @@ def metrics_of(record: dict[str, Any]) -> dict[str, float]:
 
 def append_csv(path: Path, record: dict[str, Any]) -> None:
     """One row more, under a header that names the columns; an empty cell was not measured."""
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(metrics_of(record))
+    text = csv_text([record])
+    append_line(path, text.rstrip("\n") if not path.exists() else text.splitlines()[1])
+
+
+def csv_text(records: Iterable[dict[str, Any]]) -> str:
+    """The header and a row for each record."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(metrics_of(record) for record in records)
+    return text.getvalue()

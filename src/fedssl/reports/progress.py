@@ -18,11 +18,14 @@ class View(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def start(self, title: str, rounds: int, steps: int) -> None:
-        """Before round 1, with the number of training steps in the whole run."""
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
+        """Before the first round, with the training steps that are left and the rounds that are done."""
 
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         """After every training step of a client: counts inside its round."""
+
+    def evaluating(self, text: str, done: int, total: int) -> None:
+        """While an encoder is evaluated: what is being done, and how much of it."""
 
     def round_finished(self, record: dict[str, Any]) -> None: ...
     def say(self, text: str) -> None: ...
@@ -37,10 +40,13 @@ class QuietView:
     def __exit__(self, *details: object) -> None:
         pass
 
-    def start(self, title: str, rounds: int, steps: int) -> None:
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         pass
 
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        pass
+
+    def evaluating(self, text: str, done: int, total: int) -> None:
         pass
 
     def round_finished(self, record: dict[str, Any]) -> None:
@@ -53,15 +59,16 @@ class QuietView:
 class PlainView(QuietView):
     """One line a round, for logs and pipes, with the time left."""
 
-    def start(self, title: str, rounds: int, steps: int) -> None:  # noqa: ARG002
-        self.rounds, self.started = rounds, time.monotonic()
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:  # noqa: ARG002
+        self.rounds, self.done, self.started = rounds, done, time.monotonic()
         self.say(title)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         done = record["round"]
         if done == 0:
             self.started = time.monotonic()  # the first evaluation says nothing about the length of a round
-        left = (time.monotonic() - self.started) / done * (self.rounds - done) if done else None
+        here = done - self.done  # rounds of this process
+        left = (time.monotonic() - self.started) / here * (self.rounds - done) if here else None
         parts = [f"round {done}/{self.rounds}", *_facts(record)]
         if left is not None:
             parts += [f"{record['images_per_second']:,.0f} images/s", f"{_duration(left)} left"]
@@ -87,8 +94,8 @@ class LiveView(QuietView):
         )
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.last: dict[str, Any] = {"round": 0, "clients": []}
-        self.client, self.client_started, self.rate = -1, 0.0, 0.0
-        self.client_progress = ""
+        self.client_started, self.rate = 0.0, 0.0
+        self.doing = ""
 
     def __enter__(self) -> Self:
         self.live.__enter__()
@@ -97,20 +104,24 @@ class LiveView(QuietView):
     def __exit__(self, *details: object) -> None:
         self.live.__exit__(None, None, None)
 
-    def start(self, title: str, rounds: int, steps: int) -> None:
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         self.rounds = rounds
         self.say(title)
-        self.task = self.bar.add_task("round 1", total=steps)
+        self.task = self.bar.add_task(f"round {done + 1}/{rounds}", total=steps)
         self._show()
 
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         now = time.monotonic()
         if done == 1:
-            self.client, self.client_started = client_id, now
+            self.client_started = now
         elif now > self.client_started:
             self.rate = images * (1 - 1 / done) / (now - self.client_started)
-        self.client_progress = f"step {done}/{total}"
+        self.doing = f"client {client_id}   step {done}/{total}   {self.rate:,.0f} images/s"
         self.bar.advance(self.task)
+        self._show()
+
+    def evaluating(self, text: str, done: int, total: int) -> None:
+        self.doing = f"evaluation: {text} {done}/{total}"
         self._show()
 
     def round_finished(self, record: dict[str, Any]) -> None:
@@ -125,10 +136,7 @@ class LiveView(QuietView):
 
     def _show(self) -> None:
         table = Table.grid(padding=(0, 3))
-        facts = (
-            [f"client {self.client}", self.client_progress, f"{self.rate:,.0f} images/s"] if self.client >= 0 else []
-        )
-        table.add_row(*facts, *_facts(self.last))
+        table.add_row(self.doing, *_facts(self.last))
         self.live.update(Group(self.bar, table))
 
 

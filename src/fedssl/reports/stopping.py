@@ -55,11 +55,15 @@ class StoppableView:
     ) -> None:
         self.view.__exit__(kind, error, trace)
 
-    def start(self, title: str, rounds: int, steps: int) -> None:
-        self.view.start(title, rounds, steps)
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
+        self.view.start(title, rounds, steps, done)
 
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         self.view.step(client_id, done, total, images)
+        self.request.check()
+
+    def evaluating(self, text: str, done: int, total: int) -> None:
+        self.view.evaluating(text, done, total)
         self.request.check()
 
     def round_finished(self, record: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.files import size_text
 from fedssl.methods import METHODS
-from fedssl.reports.compare import duration, number, percent, size, traffic
+from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile
 from fedssl.reports.run_record import RunRecord, Table
 from fedssl.reports.warnings import RunWarnings
@@ -53,8 +55,11 @@ def _how(record: RunRecord) -> str:
     trained = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
     if len(record.summary.get("data", {}).get("clients", [])) == 1:
         return trained
-    averaged = "" if config["update_rule"].get("name") == "none" else "The server averaged what they sent. "
-    return f"{trained} {averaged}{_phrase('rule', config['update_rule'])}"
+    rule = _phrase("rule", config["update_rule"])
+    if config["update_rule"].get("name") == "none":
+        return f"{trained} {rule}"
+    averaged = _phrase("aggregation", config.get("aggregation", {"name": "weighted-average"}))
+    return f"{trained} {averaged} {rule}"
 
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
@@ -79,7 +84,11 @@ def _phrase(kind: str, settings: Table) -> str:
             return str(words[kind][name]).format(**settings)
         except (KeyError, IndexError):
             return name
-    registries: dict[str, dict[str, Any]] = {"method": dict(METHODS), "rule": dict(UPDATE_RULES)}
+    registries: dict[str, dict[str, Any]] = {
+        "method": dict(METHODS),
+        "rule": dict(UPDATE_RULES),
+        "aggregation": dict(AGGREGATORS),
+    }
     known = registries.get(kind, {})
     return f"{name}: {summary_of(known[name])}" if name in known else name
 
@@ -108,7 +117,7 @@ def tiles(record: RunRecord) -> list[Tile]:
     if summary.get("seconds") is not None:
         found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
     if summary.get("bytes_up") is not None:
-        up, down = size(summary["bytes_up"]), size(summary.get("bytes_down", 0))
+        up, down = size_text(summary["bytes_up"]), size_text(summary.get("bytes_down", 0))
         found.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
     return found
 

@@ -1,0 +1,95 @@
+"""What a run must remember, written so that a kill at any instant loses nothing.
+
+A checkpoint is a sealed folder a round: the server's state and what the run itself wants back. The clients' states are
+not in it: they lie at the clients, unchanged ones are never rewritten, and the state names the generation of each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedssl.errors import DamagedError, FedsslError
+from fedssl.federation.messages import GlobalWeights
+from fedssl.federation.rounds import ServerState
+from fedssl.files import remove_folder
+from fedssl.sealed import named_tensors, rounds_in, seal, unseal
+
+LEAST_KEPT = 2  # the newest may turn out damaged
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    state: ServerState
+    course: dict[str, Any] = field(default_factory=dict)  # plain values that belong to the run, not to the federation
+
+
+class CheckpointStore:
+    def __init__(self, folder: Path, keep: int = LEAST_KEPT) -> None:
+        if keep < LEAST_KEPT:
+            raise FedsslError(f"keep_checkpoints: {keep} is too few: the newest may be damaged, keep {LEAST_KEPT}")
+        self.folder, self.keep = folder, keep
+
+    def path(self, round_number: int) -> Path:
+        return self.folder / f"round-{round_number:06d}"
+
+    def rounds(self) -> list[int]:
+        return rounds_in(self.folder)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Seals the checkpoint, then removes the oldest ones."""
+        state = checkpoint.state
+        tensors = {f"payload/{name}": tensor for name, tensor in state.payload.items()}
+        tensors |= named_tensors("encoder", state.global_weights.encoder)
+        tensors |= named_tensors("predictor", state.global_weights.predictor)
+        facts = {
+            "round": state.round_number,
+            "accepted_round": state.accepted_round,
+            "notes": state.notes,
+            "course": checkpoint.course,
+        }
+        seal(self.path(state.round_number), tensors, facts)
+        for old in self.rounds()[: -self.keep]:
+            remove_folder(self.path(old))
+
+    def load(self, round_number: int) -> Checkpoint:
+        sealed = unseal(self.path(round_number))
+        facts = sealed.facts
+        state = ServerState(
+            facts["round"],
+            GlobalWeights(sealed.weights("encoder"), sealed.weights("predictor")),
+            {int(client): accepted for client, accepted in facts["accepted_round"].items()},
+            {int(client): note for client, note in facts["notes"].items()},
+            sealed.tensors("payload/"),
+        )
+        return Checkpoint(state, facts["course"])
+
+    def newest(self, check: Callable[[ServerState], None]) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole and passes `check`, and what was wrong with newer ones.
+
+        Those are moved aside, or the next save would stumble over them; when none is left nothing is touched.
+        """
+        damaged: dict[int, str] = {}
+        for number in reversed(self.rounds()):
+            try:
+                checkpoint = self.load(number)
+                check(checkpoint.state)
+            except DamagedError as error:
+                damaged[number] = str(error)
+            else:
+                return checkpoint, [f"{reason}; moved to {self._move_aside(bad)}" for bad, reason in damaged.items()]
+        if damaged:
+            reasons = "; ".join(damaged.values())
+            raise DamagedError(
+                f"{self.folder}: none of {len(damaged)} checkpoints can be used: {reasons}. Put back a copy of one, "
+                "or start anew in another folder with --fresh"
+            )
+        return None, []
+
+    def _move_aside(self, round_number: int) -> Path:
+        path = self.path(round_number)
+        number = 1
+        while (aside := path.with_name(f"damaged-{path.name}-{number}")).exists():
+            number += 1
+        path.replace(aside)
+        return aside

@@ -1,0 +1,54 @@
+"""The gate before aggregation: what a client of this run may send; anything else never reaches the global model."""
+
+import math
+
+from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
+from fedssl.weights import Weights, non_finite
+
+MOST_EXAMPLES = 10**9  # an n_k beyond this is a mistake or an attempt to outweigh everybody
+
+
+def inspect(reply: TrainResult | Failure, tasks: dict[int, TrainTask], like: GlobalWeights) -> TrainResult | Failure:
+    """The reply itself if all is well with it, otherwise a failure that says what is not."""
+    client_id, round_number = reply.client_id, reply.round_number
+    if client_id not in tasks:
+        return Failure(client_id, round_number, "not-asked", f"round {round_number}")
+    asked = tasks[client_id].round_number
+    if round_number != asked:
+        return Failure(client_id, asked, "wrong-round", f"a reply to round {round_number} came in round {asked}")
+    if isinstance(reply, Failure):
+        return reply
+    problem = _examples(reply.num_examples) or _scalars(reply) or _weights(reply.weights, like)
+    return Failure(client_id, round_number, "rejected", problem) if problem else reply
+
+
+def _examples(count: object) -> str:
+    whole = isinstance(count, int) and not isinstance(count, bool)
+    good = whole and 0 < count <= MOST_EXAMPLES  # type: ignore[operator]
+    return "" if good else f"num_examples is {count!r}, not a whole number from 1 to {MOST_EXAMPLES}"
+
+
+def _scalars(result: TrainResult) -> str:
+    for name, value in result.scalars.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return f"{name} is {value!r}, not a finite number"
+    broken = [*non_finite(Weights(result.payload))]
+    return f"payload {broken[0]}: NaN or infinite" if broken else ""
+
+
+def _weights(sent: GlobalWeights, like: GlobalWeights) -> str:
+    return _part("encoder", sent.encoder, like.encoder) or _part("predictor", sent.predictor, like.predictor)
+
+
+def _part(part: str, sent: Weights, like: Weights) -> str:
+    for kind in ("parameters", "buffers"):
+        got, expected = getattr(sent, kind), getattr(like, kind)
+        for name in sorted(got.keys() ^ expected.keys()):
+            return f"{part} {name}: " + ("is missing" if name in expected else "is not part of the model")
+        for name, tensor in expected.items():
+            if got[name].dtype != tensor.dtype:
+                return f"{part} {name}: got {got[name].dtype}, expected {tensor.dtype}"
+            if got[name].shape != tensor.shape:
+                return f"{part} {name}: got shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
+    broken = [*non_finite(sent)]
+    return f"{part} {broken[0]}: NaN or infinite" if broken else ""

@@ -1,0 +1,252 @@
+"""The course of one run: rounds, evaluation between them, and all that must be on disk before the next one starts."""
+
+import statistics
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from fedssl.build import Parts
+from fedssl.config import Config
+from fedssl.data.images import Images, fingerprint
+from fedssl.engines.in_process import InProcessEngine
+from fedssl.errors import StorageError
+from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
+from fedssl.federation.client_sampling import sample_clients
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import Failure
+from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
+from fedssl.files import free_bytes, size_text
+from fedssl.networks.backbones import feature_size
+from fedssl.reports.encoder_file import save_encoder
+from fedssl.reports.loggers import Logger
+from fedssl.reports.progress import View
+from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.warnings import RunWarnings
+from fedssl.weights import Weights
+
+
+class Running:
+    """What `Experiment.run` does between opening and closing the run folder."""
+
+    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, logger: Logger) -> None:
+        self.config, self.parts, self.folder, self.view, self.logger = config, parts, folder, view, logger
+        self.store = ClientStore(folder.clients, config.run.keep_checkpoints, self._data_of())
+        self.checkpoints = CheckpointStore(folder.checkpoints, config.run.keep_checkpoints)
+        self.warnings = RunWarnings()
+        self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
+        self.records: list[dict[str, Any]] = []
+        self.results: dict[str, Any] = {}  # the full evaluations: initial, final
+        self.seconds_before = 0.0  # in earlier processes
+        self.started = time.perf_counter()
+
+    def _data_of(self) -> Callable[[int], str]:
+        images_of = self.parts.client.images_of
+        return cache(lambda client_id: fingerprint(Images(images_of(client_id))))
+
+    def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        """From a checkpoint, or from the beginning, to the last round; returns the summary."""
+        done = checkpoint.state.round_number if checkpoint else 0
+        self.view.start(self._title(), self.config.run.rounds, self._steps_after(done), done)
+        for remark in self.parts.remarks:
+            self.view.say(f"note: {remark}")
+        for folder in (self.folder.checkpoints, self.folder.clients):
+            folder.mkdir(exist_ok=True)
+        state = self._return_to(checkpoint) if checkpoint else self._begin()
+        limit = self.config.failures.client_timeout
+        engine = InProcessEngine(self.parts.client, self.store, self.view.step, limit)
+        status = "interrupted"
+        try:
+            for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
+                state = outcome.state
+                self._after_round(outcome)
+            status = "finished"
+        except TooFewClientsError as error:
+            self._record_failures(error.failures)
+            raise
+        except StorageError:
+            status = ""  # nothing more can be written; the last checkpoint stands
+            raise
+        finally:  # also on Ctrl-C and errors: the finished rounds can be looked at
+            if status:
+                summary = self._close(status, state)
+        return summary
+
+    def _begin(self) -> ServerState:
+        self.view.say(f"note: {self._disk_needed()}")
+        self.folder.cut_back(-1)  # a process that was killed here before may have left a line
+        state = ServerState(0, self.parts.client.initial_global_weights())
+        self.results["initial"] = self._evaluate(state, full=True)
+        self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
+        return state
+
+    def _return_to(self, checkpoint: Checkpoint) -> ServerState:
+        self.results, self.seconds_before = dict(checkpoint.course["results"]), checkpoint.course["seconds"]
+        self.records = self.folder.cut_back(checkpoint.state.round_number)
+        self.folder.reopen()
+        for record in self.records:
+            self.warnings.check(record)  # said before
+        self.view.say(f"goes on after round {checkpoint.state.round_number}")
+        return checkpoint.state
+
+    def _after_round(self, outcome: Round) -> None:
+        round_number = outcome.state.round_number
+        last, every = round_number == self.config.run.rounds, self.config.evaluation.every
+        measured = {}
+        if last or (every and round_number % every == 0):
+            measured = self._evaluate(outcome.state, full=last)
+        if last:
+            self.results["final"] = measured
+        self._record_failures(outcome.failures)
+        self._keep(outcome.state, self._round_record(outcome) | measured)
+
+    def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
+        """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
+        self.records.append(record)
+        self.folder.append_round(record)
+        self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
+        self.logger.log_round(record)
+        for warning in self.warnings.check(record):
+            self.view.say(f"warning: {warning}")
+        self.view.round_finished(record)  # may end the run: all is saved
+
+    def _record_failures(self, failures: list[Failure]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        for failure in failures:
+            self.folder.append_failure({**vars(failure), "time": now})
+            self.view.say(f"warning: round {failure.round_number}: {failure}")
+
+    def _close(self, status: str, state: ServerState) -> dict[str, Any]:
+        summary = self._summary(status, state)
+        save_encoder(self.folder.encoder, self._encoder_weights(state), self._about(state))
+        self.folder.write_summary(summary)
+        self.logger.finish(summary)
+        return summary
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _round_record(self, outcome: Round) -> dict[str, Any]:
+        round_number = outcome.state.round_number
+        clients: list[dict[str, Any]] = []
+        for result in outcome.results:
+            sizes: dict[str, Any] = {"bytes_up": result.num_bytes(), "bytes_down": outcome.bytes_down[result.client_id]}
+            noted = outcome.state.notes.get(result.client_id, {})  # lambda_k as it stands after this round
+            clients.append({"client": result.client_id, "n": result.num_examples, **noted, **result.scalars, **sizes})
+        images, seconds = sum(c["images"] for c in clients), sum(c["seconds"] for c in clients)
+        failed = [{"client": f.client_id, "code": f.code, "detail": f.detail} for f in outcome.failures]
+        return {
+            "round": round_number,
+            "lr": self.config.local_training.learning_rate(round_number, self.config.run.rounds),
+            "loss": statistics.fmean(c["loss"] for c in clients),
+            "mu": _mean(c.get("mu") for c in clients),
+            "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
+            "images_per_second": images / seconds,
+            "seconds": outcome.seconds,
+            "aggregation_seconds": outcome.aggregation_seconds,
+            "clients": clients,
+            **({"failures": failed} if failed else {}),
+        }
+
+    def _evaluate(self, state: ServerState, full: bool) -> dict[str, float]:
+        """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""
+        if self.parts.server.rule.shares or state.round_number == 0:
+            return self._evaluate_one(self._encoder_weights(state), full)
+        each = [
+            self._evaluate_one(self.store.load(client, accepted).weights.online, full)
+            for client, accepted in sorted(state.accepted_round.items())
+        ]
+        means = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
+        return means | {f"{name}_sd": statistics.stdev(one[name] for one in each) for name in means if len(each) > 1}
+
+    def _evaluate_one(self, weights: Weights, full: bool) -> dict[str, float]:
+        weights.load_into(self.encoder)
+        foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
+        if full:
+            return self.parts.monitor.full(self.encoder, self.view.evaluating)
+        return self.parts.monitor.quick(self.encoder, reestimate=foreign, watch=self.view.evaluating)
+
+    def _encoder_weights(self, state: ServerState) -> Weights:
+        """W_g, completed by the initial values of what clients keep to themselves."""
+        return self.parts.client.first_weights.online.overlaid(state.global_weights.encoder)
+
+    def _summary(self, status: str, state: ServerState) -> dict[str, Any]:
+        trained = [record for record in self.records if record["clients"]]
+        mus = [client["mu"] for record in trained for client in record["clients"] if "mu" in client]
+        return {
+            "status": status,
+            "rounds": state.round_number,
+            **self.results,
+            "mean_mu": _mean(mus),
+            "ema_share": _mean(record["ema_share"] for record in trained),
+            "final_loss": trained[-1]["loss"] if trained else None,
+            "seconds": self._seconds(),
+            "failures": sum(len(record.get("failures", [])) for record in trained),
+            "bytes_up": sum(client["bytes_up"] for record in trained for client in record["clients"]),
+            "bytes_down": sum(client["bytes_down"] for record in trained for client in record["clients"]),
+            "weights_sha256": self._encoder_weights(state).digest(),
+            "data": {
+                "source": self.parts.dataset.source,
+                "train_fingerprint": fingerprint(self.parts.dataset.train),
+                "clients": self.parts.partition.sizes(),
+                "unused": self.parts.partition.unused,
+                "labelled": len(self.parts.partition.labelled),
+            },
+        }
+
+    def _about(self, state: ServerState) -> dict[str, Any]:
+        """What `load_encoder` and a curious reader need to know."""
+        train, network = self.parts.dataset.train, self.config.network
+        backbone = deepcopy(self.encoder.backbone).to("cpu")
+        return {
+            "fedssl": metadata.version("fedssl"),
+            "network": {"name": network.name, **(network.model_extra or {})},
+            "channels": train.channels,
+            "image_size": list(train.image_size),
+            "feature_size": feature_size(backbone, train.channels, train.image_size),
+            "method": self.config.method.name,
+            "update_rule": self.config.update_rule.name,
+            "round": state.round_number,
+        }
+
+    def _title(self) -> str:
+        config, sizes = self.config, self.parts.partition.sizes()
+        drawn = config.client_sampling.clients_per_round
+        return (
+            f"{config.method.name} with {config.update_rule.name} on {config.data.name} "
+            f"({self.parts.dataset.source}): {len(sizes)} clients ({config.partition.name}, "
+            f"{min(sizes)}–{max(sizes)} images each, {drawn or 'all'} a round), {config.run.rounds} rounds of "
+            f"{config.local_training.epochs} epochs on {self.parts.device}"
+        )
+
+    def _steps_after(self, done: int) -> int:
+        config, sizes = self.config, self.parts.partition.sizes()
+        steps = [config.local_training.steps_per_epoch(size) * config.local_training.epochs for size in sizes]
+        sampling = (len(sizes), config.client_sampling.clients_per_round, config.run.seed)
+        return sum(steps[k] for r in range(done + 1, config.run.rounds + 1) for k in sample_clients(*sampling, r))
+
+    def _disk_needed(self) -> str:
+        """In words; an error when not even one generation of states fits."""
+        weights, method = self.parts.client.first_weights, self.parts.client.method
+        parts = (weights.online, weights.predictor, weights.target, Weights(method.memory()))
+        state, checkpoint = sum(part.num_bytes() for part in parts), weights.online.num_bytes()
+        clients, kept = len(self.parts.partition.clients), self.config.run.keep_checkpoints + 1
+        needed, free = kept * (clients * state + checkpoint), free_bytes(self.folder.path)
+        if clients * state + checkpoint > free:
+            raise StorageError(
+                f"{self.folder.path}: {size_text(needed)} are needed for the states of {clients} clients and "
+                f"checkpoints, {size_text(free)} are free: make room, or choose another --out"
+            )
+        scarce = "; THIS IS MORE THAN IS FREE" if needed > free else ""
+        return (
+            f"the states of {clients} clients and the checkpoints take up to {size_text(needed)} on disk "
+            f"({size_text(free)} free){scarce}"
+        )
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

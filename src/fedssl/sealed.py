@@ -1,0 +1,125 @@
+"""A sealed folder: tensors and facts that are whole and as they were written, or not there at all.
+
+tensors.safetensors holds the tensors; manifest.json holds the facts, the size and SHA-256 of the tensor file, and in
+its last line the SHA-256 of all that stands above it. The folder gets its name when both are on the disk.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedssl.errors import DamagedError
+from fedssl.files import UNFINISHED, os_error, remove_folder, storing, sync
+from fedssl.weights import Weights
+
+TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An opened folder whose checksums were found right; tensors are memory-mapped, read when they are touched."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix`, under the rest of their names."""
+        with safe_open(self.folder / TENSORS, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+
+    def weights(self, part: str) -> Weights:
+        return Weights(self.tensors(f"{part}/parameters/"), self.tensors(f"{part}/buffers/"))
+
+
+def named_tensors(part: str, weights: Weights) -> dict[str, Tensor]:
+    """The names under which `Sealed.weights(part)` finds them again."""
+    parameters = {f"{part}/parameters/{name}": tensor for name, tensor in weights.parameters.items()}
+    return parameters | {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
+
+
+def seal(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Sealed:
+    """Writes a sealed folder; one of the same name is replaced."""
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}{UNFINISHED}")
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with storing(folder, needed):
+        folder.parent.mkdir(exist_ok=True)  # one level: a run folder that vanished is not made again in silence
+        unfinished.mkdir()
+        try:
+            _write(unfinished, tensors, facts)
+            if folder.exists():
+                remove_folder(folder)
+            unfinished.replace(folder)
+        finally:  # on a full disk half a file would stand in the way of the next attempt
+            shutil.rmtree(unfinished, ignore_errors=True)
+        sync(folder.parent)
+    return Sealed(folder, facts)
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds of which `folder` has a sealed folder `round-…`, in order."""
+    names = [path.name.removeprefix("round-") for path in folder.glob("round-*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    try:
+        save_file(tensors, folder / TENSORS)
+    except SafetensorError as error:
+        raise os_error(str(error)) or error from None
+    sync(folder / TENSORS)
+    size, digest = _measure(folder / TENSORS)
+    (folder / MANIFEST).write_bytes(_with_checksum({**facts, "tensors": {"bytes": size, "sha256": digest}}))
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def unseal(folder: Path) -> Sealed:
+    """Opens a sealed folder after checking every byte of it; DamagedError says which file and why."""
+    facts = _checked_manifest(folder / MANIFEST)
+    path, written = folder / TENSORS, facts.pop("tensors")
+    try:
+        size, digest = _measure(path)
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
+    if size != written["bytes"]:
+        raise DamagedError(f"{path}: damaged, {size} bytes instead of {written['bytes']}")
+    if digest != written["sha256"]:
+        raise DamagedError(f"{path}: damaged, its checksum is not the one that was written")
+    return Sealed(folder, facts)
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _with_checksum(content: dict[str, Any]) -> bytes:
+    """JSON whose last line is the checksum of all bytes before that line."""
+    above = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}").encode() + b",\n"
+    return above + _last_line(above)
+
+
+def _last_line(above: bytes) -> bytes:
+    return f' "sha256": "{hashlib.sha256(above).hexdigest()}"\n}}\n'.encode()
+
+
+def _checked_manifest(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
+    above = content[: -len(_last_line(b""))]
+    if content != above + _last_line(above):
+        raise DamagedError(f"{path}: damaged, its checksum is not the one that was written")
+    facts: dict[str, Any] = json.loads(content)
+    facts.pop("sha256")
+    return facts

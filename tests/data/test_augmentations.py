@@ -105,6 +105,14 @@ def test_by_generator_only():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 32])
+def test_two_views_are_one_view_twice(count):
+    stream = generator(4)
+    one_by_one = [augment(PIXELS[:count], Recipe(blur=0.5), stream) for _ in range(2)]
+    for view, expected in zip(two_views(PIXELS[:count], Recipe(blur=0.5), generator(4)), one_by_one, strict=True):
+        assert torch.equal(view, expected)
+
+
 def test_images_are_not_changed():
     before = PIXELS.clone()
     augment(PIXELS, Recipe(blur=1.0, grey=1.0), generator())

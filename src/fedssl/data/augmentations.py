@@ -71,7 +71,12 @@ class Parameters:
 
 def two_views(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two independent views of uint8 images N x C x H x W: float32 in [0, 1], channels last, on the images' device."""
-    return augment(pixels, recipe, generator), augment(pixels, recipe, generator)
+    size = (pixels.shape[2], pixels.shape[3])
+    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for _ in range(2)]
+    both = Parameters(**{name: torch.cat([drawn[0][name], drawn[1][name]]) for name in drawn[0]})
+    # Together: small batches are slow by the number of operations, not of pixels.
+    views = apply_parameters(torch.cat([pixels, pixels]), both, recipe.output_size)
+    return views[: len(pixels)], views[len(pixels) :]
 
 
 def augment(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:

@@ -1,3 +1,4 @@
+import hashlib
 import itertools
 import math
 
@@ -6,7 +7,7 @@ import torch
 from torch import nn
 
 from fedssl.networks.backbones import resnet18
-from fedssl.weights import Average, Weights, conv_names, divergence, interpolate, non_finite
+from fedssl.weights import CHUNK, Average, Weights, conv_names, divergence, interpolate, non_finite
 
 
 def weights(value, counter=0):
@@ -37,6 +38,34 @@ def test_average_does_not_touch_its_input():
     assert first.parameters["w"].item() == 1.0
 
 
+def random_weights(seed):
+    """Sizes around vector widths and the chunk, a second float type, an integer, a scalar and an empty tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"a": (7,), "b": (33, 5), "c": (4, 3, 3, 3), "d": (CHUNK + 13,), "e": (0,)}
+    parameters = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    parameters["half"] = torch.randn(19, generator=generator).bfloat16()
+    return Weights(parameters, {"count": torch.tensor(seed * 7 + 3), "mean": torch.randn(9, generator=generator)})
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 17])
+def test_average_has_the_bits_and_types_of_the_formula_written_out(clients):
+    members = [(k % 4 + 1, random_weights(k)) for k in range(clients)]
+    total = sum(share for share, _ in members)
+    mean = average(*members).tensors()
+    for name, first in members[0][1].tensors().items():
+        sum_ = (first if first.is_floating_point() else first.double()) * (members[0][0] / total)
+        for share, one in members[1:]:
+            sum_ = torch.add(sum_, one.tensors()[name], alpha=share / total)
+        by_hand = sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
+        assert mean[name].dtype == first.dtype
+        assert torch.equal(mean[name], by_hand), name
+
+
+def test_average_refuses_a_model_that_lacks_a_tensor():
+    with pytest.raises(KeyError, match="count"):
+        average((1, weights([1.0])), (1, Weights({"w": torch.ones(1)})))
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.3, 1.0])
 def test_interpolate_by_hand_and_exact_at_both_ends(mu):
     torch.manual_seed(0)
@@ -54,6 +83,26 @@ def test_l2_divergence_by_hand_ignores_buffers():
     a = Weights({"x": torch.tensor([3.0, 0.0]), "y": torch.tensor([[4.0]])}, {"running_mean": torch.tensor([100.0])})
     b = Weights({"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([[0.0]])}, {"running_mean": torch.tensor([0.0])})
     assert divergence(a, b, "l2") == 5.0
+
+
+def squared_differences(a, b):
+    """Exact: a float32 difference has 24 bits, its square 48, and float64 holds 53."""
+    return ((a - b).double() ** 2).flatten().tolist()
+
+
+@pytest.mark.parametrize("size", [1, 1000, CHUNK - 1, CHUNK])
+def test_divergence_of_tensors_up_to_a_chunk_has_the_bits_of_one_float64_sum(size):
+    a, b = (torch.randn(size, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    expected = math.sqrt(float((a - b).double().square().sum()))
+    assert divergence(Weights({"w": a}), Weights({"w": b}), "l2") == expected
+
+
+@pytest.mark.parametrize("size", [CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7])
+def test_divergence_of_larger_tensors_is_exact_to_the_last_digits_of_a_float64(size):
+    """Chunks are summed in another order than one tensor: lambda_k of FedEMA may move by 1e-15 of itself, not more."""
+    a, b = (torch.randn(size, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))
+    exact = math.sqrt(math.fsum(squared_differences(a, b)))
+    assert divergence(Weights({"w": a}), Weights({"w": b}), "l2") == pytest.approx(exact, rel=1e-15, abs=0)
 
 
 def test_mean_conv_divergence_by_hand():
@@ -127,3 +176,22 @@ def test_non_finite_names_the_tensor():
         {"good": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])}, {"inf": torch.tensor([math.inf])}
     )
     assert list(non_finite(broken)) == ["bad", "inf"]
+
+
+def test_a_sum_that_overflows_is_not_taken_for_an_infinite_weight():
+    largest = torch.finfo(torch.float32).max
+    huge = Weights({"huge": torch.full((4,), largest), "half": torch.full((9,), 6e4, dtype=torch.float16)})
+    assert list(non_finite(huge)) == []
+    both_signs = Weights({"w": torch.tensor([math.inf, -math.inf])})
+    assert list(non_finite(both_signs)) == ["w"]
+
+
+def test_digest_is_that_of_names_shapes_and_bytes():
+    held = random_weights(5)
+    sha = hashlib.sha256()
+    for name, tensor in sorted(held.tensors().items()):
+        sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    assert held.digest() == sha.hexdigest()
+    strided = held.map(lambda _, tensor: torch.stack([tensor, tensor], dim=-1)[..., 0])
+    assert strided.digest() == held.digest()

@@ -63,6 +63,7 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
 def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
     device = choose_device(config.run.device)
+    config.local_training.check(device)
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]

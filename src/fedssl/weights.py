@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Norm = Literal["l2", "mean-conv"]
+CHUNK = 1 << 17  # elements of a tensor that a divergence looks at together
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,15 @@ class Weights:
         sha = hashlib.sha256()
         for name, tensor in sorted(self.tensors().items()):
             sha.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            whole = tensor.detach().cpu().contiguous()
+            # as_strided: a tensor of one element may have any stride, which the view as bytes would refuse.
+            sha.update(whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
 
 def _detached_copy(tensor: Tensor) -> Tensor:
     # Plain row-major memory whatever the module uses (channels_last): files and digests depend on values only.
-    copy = tensor.detach().to("cpu", copy=True)
-    return copy.contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 class Average:
@@ -144,12 +146,16 @@ def conv_names(weights: Weights) -> list[str]:
 
 
 def _squared_distance(a: Weights, b: Weights, name: str) -> float:
-    difference = a.parameters[name] - b.parameters[name]
-    return float(difference.double().square().sum())
+    # By chunks that stay in the cache: the float64 copy of a whole model would be four passes over memory.
+    pairs = zip(*(torch.split(weights.parameters[name].reshape(-1), CHUNK) for weights in (a, b)), strict=True)
+    return math.fsum(float((ours - theirs).double().square_().sum()) for ours, theirs in pairs)
 
 
 def non_finite(weights: Weights) -> Iterator[str]:
     """The names of tensors that hold NaN or Inf."""
     for name, tensor in weights.tensors().items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        # A finite sum has finite terms, and summing makes no copy; only a sum that overflowed needs the second look.
+        if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
+            continue
+        if not bool(torch.isfinite(tensor).all()):
             yield name

@@ -19,7 +19,7 @@ def generator(seed=0):
 
 
 def draw(count=20_000, size=(32, 32), seed=0, **settings):
-    return draw_parameters(count, size, Recipe(**settings), generator(seed), "cpu")
+    return draw_parameters(count, size, Recipe(**settings), generator(seed))
 
 
 def reference(pixels, parameters, number, output):
@@ -103,6 +103,14 @@ def test_by_generator_only():
     state = torch.get_rng_state()
     two_views(PIXELS, Recipe(), generator())
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 32])
+def test_two_views_are_one_view_twice(count):
+    stream = generator(4)
+    one_by_one = [augment(PIXELS[:count], Recipe(blur=0.5), stream) for _ in range(2)]
+    for view, expected in zip(two_views(PIXELS[:count], Recipe(blur=0.5), generator(4)), one_by_one, strict=True):
+        assert torch.equal(view, expected)
 
 
 def test_images_are_not_changed():

@@ -1,16 +1,22 @@
 import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from small import make_images, make_method
 from torch import nn
 
+from fedssl.build import build
 from fedssl.data.augmentations import Recipe, two_views
 from fedssl.errors import FedsslError
-from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
+from fedssl.federation.local_training import LocalTraining, Stepper, train_locally, training_seed
+from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import COLLAPSED_BELOW
+from fedssl.methods.losses import byol_loss, info_nce, nt_xent
 from fedssl.networks.heads import Encoder
+from fedssl.presets import load_config
 from fedssl.seeding import torch_stream
 from fedssl.weights import Weights
 
@@ -148,3 +154,116 @@ def test_without_predictor_features_collapse():
     assert spread_after("simsiam", 15, predictor=False) < COLLAPSED_BELOW
     assert spread_after("byol", 15, predictor=False) < COLLAPSED_BELOW
     assert spread_after("byol", 15) > 0.5
+
+
+# --- the fast path against the plain one -----------------------------------------------------------------------------
+
+
+def plain_training(method, pixels, settings, lr, seed, memory_format):
+    """The same training as a reader would write it, one tensor at a time; returns the loss of every step."""
+    trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    velocity = [torch.zeros_like(parameter) for parameter in trained]
+    order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
+    losses = []
+    method.train()
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(pixels), generator=order_stream)
+        for chosen in order.split(settings.batch_size)[: len(pixels) // settings.batch_size]:
+            views = two_views(pixels[chosen], Recipe(), augment_stream)
+            loss = method.loss(*(view.contiguous(memory_format=memory_format) for view in views))
+            gradients = torch.autograd.grad(loss, trained)
+            with torch.no_grad():
+                for parameter, gradient, speed in zip(trained, gradients, velocity, strict=True):
+                    speed.mul_(settings.sgd_momentum).add_(gradient + settings.weight_decay * parameter)
+                    parameter -= lr * speed
+                if method.target_encoder is not None:
+                    pairs = zip(method.target_encoder.parameters(), method.online_encoder.parameters(), strict=True)
+                    for target, online in pairs:
+                        target.mul_(method.momentum).add_((1 - method.momentum) * online)
+            losses.append(loss.item())
+    return losses
+
+
+def seen_losses(method, *arguments):
+    """The loss of every step of `train_locally`, which itself looks at their mean only."""
+    losses, of_views = [], method.loss
+    method.loss = lambda *views: losses.append(of_views(*views)) or losses[-1]
+    report = train_locally(method, *arguments)
+    assert report.steps == len(losses)
+    return [loss.item() for loss in losses], report
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_are_those_of_a_plain_loop(name):
+    """Whatever makes the loop fast must not change what is computed: 12 steps, each to the last digits of a float."""
+    settings, pixels = LocalTraining(epochs=3, batch_size=8), make_images(36).pixels
+    plain = plain_training(make_method(name, width=8), pixels, settings, 0.03, 7, torch.channels_last)
+    losses, report = seen_losses(make_method(name, width=8), pixels, Recipe(), settings, 0.03, 7)
+    assert losses == pytest.approx(plain, rel=2e-5)
+    assert report.loss == pytest.approx(sum(plain[-4:]) / 4, rel=2e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_channels_last_trains_as_row_major_memory_does(name):
+    """Other kernels, so other rounding, which grows from step to step: the first steps must agree."""
+    settings, pixels = LocalTraining(epochs=1, batch_size=8), make_images(24).pixels
+    plain = plain_training(make_method(name, width=8), pixels, settings, 0.03, 7, torch.contiguous_format)
+    method = make_method(name, width=8).to(memory_format=torch.channels_last)
+    losses, _ = seen_losses(method, pixels, Recipe(), settings, 0.03, 7)
+    assert losses[0] == pytest.approx(plain[0], rel=1e-5)
+    assert losses == pytest.approx(plain, rel=1e-3)
+
+
+# --- options for GPUs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bf16_runs_every_method_and_leaves_weights_and_memory_in_float32(name):
+    settings, pixels = LocalTraining(epochs=1, batch_size=8), make_images(16).pixels
+    method = make_method(name, width=8)
+    losses, report = seen_losses(method, pixels, Recipe(), replace(settings, precision="bf16"), 0.01, 7)
+    exact, _ = seen_losses(make_method(name, width=8), pixels, Recipe(), settings, 0.01, 7)
+    assert losses[0] == pytest.approx(exact[0], rel=0.03)
+    assert losses != exact, "nothing ran in lower precision"
+    assert math.isfinite(report.feature_std)
+    assert {tensor.dtype for tensor in method.state_dict().values()} <= {torch.float32, torch.int64}
+
+
+def test_losses_are_float32_whatever_the_networks_ran_in():
+    low = [torch.randn(6, 8, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(3)]
+    wide = [tensor.float() for tensor in low]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(nt_xent(low[0], low[1], 0.07), nt_xent(wide[0], wide[1], temperature=0.07))
+        assert torch.equal(info_nce(*low, 0.2), info_nce(*wide, temperature=0.2))
+        assert torch.equal(byol_loss(low[0], low[1]), byol_loss(wide[0], wide[1]))
+    assert nt_xent(wide[0], wide[1], 0.07).dtype == torch.float32
+
+
+def test_fp16_on_a_cpu_is_refused_in_words():
+    with pytest.raises(FedsslError, match=r"local_training\.precision: 'fp16' is for GPUs"):
+        train_locally(make_method(), make_images(16).pixels, Recipe(), LocalTraining(precision="fp16"), 0.01, seed=0)
+    with pytest.raises(FedsslError, match=r"local_training\.precision"):
+        build(load_config("smoke", {"device": "cpu", "local_training.precision": "fp16"}))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_training_gives_the_same_losses_round_after_round(name, monkeypatch):
+    """The graph is caught but run as it is (backend "eager"): no compiler is needed, and the bits stay."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    plain, compiled = make_method(name), make_method(name)
+    for seed in (1, 2):
+        settings = LocalTraining(epochs=2, batch_size=8)
+        expected = train_locally(plain, make_images(24).pixels, Recipe(), settings, 0.03, seed)
+        report = train_locally(compiled, make_images(24).pixels, Recipe(), replace(settings, compile=True), 0.03, seed)
+        assert report == expected
+    assert Weights.of(compiled).digest() == Weights.of(plain).digest()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_never_asks_its_device_for_a_value(name):
+    """On the meta device tensors have no values: code that looked at one, and made a GPU wait, would fail here."""
+    method = make_method(name).to("meta")
+    views = two_views(make_images(8).pixels.to("meta"), Recipe(blur=0.5), torch_stream(0, "augment"))
+    stepper = Stepper(method, LocalTraining(), 0.1, torch.device("meta"))
+    assert stepper.step(*views).shape == ()
+    assert stepper.last_step(*views)[1].shape[0] == 8

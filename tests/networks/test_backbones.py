@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedssl.errors import FedsslError
-from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone, resnet18, resnet50
+from fedssl.networks.backbones import BACKBONES, AveragePool, feature_size, find_backbone, resnet18, resnet50
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
@@ -107,3 +107,30 @@ def test_feature_size_leaves_the_backbone_as_it_was():
     feature_size(backbone, 3, (32, 32))
     assert backbone.training
     assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_images_and_gradients_keep_their_memory_format_through_the_network(name, layout):
+    """One layer that changes it makes the next work on two layouts, or copies; that is silent and slow."""
+    backbone = BACKBONES[name](3, width=8).to(memory_format=layout)
+    seen = []
+
+    def look(module, given, made):
+        kind = type(module).__name__
+        seen.append((kind, made))
+        made.register_hook(lambda gradient: seen.append((f"gradient of {kind}", gradient)))
+
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d | nn.ReLU):
+            module.register_forward_hook(look)
+    backbone(torch.rand(4, 3, 32, 32).contiguous(memory_format=layout)).square().sum().backward()
+    assert len(seen) > 20
+    assert {kind for kind, tensor in seen if not tensor.is_contiguous(memory_format=layout)} == set()
+
+
+def test_average_pool_is_the_mean_over_positions_in_both_directions():
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    pooled = AveragePool()(x)
+    assert torch.equal(pooled, x.mean(dim=(2, 3), keepdim=True))
+    torch.autograd.gradcheck(AveragePool(), x)

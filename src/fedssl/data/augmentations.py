@@ -71,26 +71,29 @@ class Parameters:
 
 def two_views(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two independent views of uint8 images N x C x H x W: float32 in [0, 1], channels last, on the images' device."""
-    return augment(pixels, recipe, generator), augment(pixels, recipe, generator)
+    size = (pixels.shape[2], pixels.shape[3])
+    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for _ in range(2)]
+    both = Parameters(**{name: torch.cat([drawn[0][name], drawn[1][name]]) for name in drawn[0]})
+    # Together: small batches are slow by the number of operations, not of pixels.
+    views = apply_parameters(torch.cat([pixels, pixels]), both, recipe.output_size)
+    return views[: len(pixels)], views[len(pixels) :]
 
 
 def augment(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:
-    """One view of each image; the generator may be on another device than the images."""
-    parameters = draw_parameters(len(pixels), (pixels.shape[2], pixels.shape[3]), recipe, generator, pixels.device)
+    """One view of each image; decided where the generator is (the CPU), so that the images' device need not answer."""
+    parameters = draw_parameters(len(pixels), (pixels.shape[2], pixels.shape[3]), recipe, generator)
     return apply_parameters(pixels, parameters, recipe.output_size)
 
 
-def draw_parameters(
-    count: int, image_size: tuple[int, int], recipe: Recipe, generator: torch.Generator, device: torch.device | str
-) -> Parameters:
+def draw_parameters(count: int, image_size: tuple[int, int], recipe: Recipe, generator: torch.Generator) -> Parameters:
     """All that is random about one view of `count` images, from one table of uniform numbers with a row for each."""
     columns = [CROP_TRIES, CROP_TRIES, 2, 4, 4, 1, 1, 1, 1, 1]
-    table = torch.rand(count, sum(columns), generator=generator, device=generator.device).to(device)
+    table = torch.rand(count, sum(columns), generator=generator, device=generator.device)
     areas, ratios, position, order, amounts, *rest = table.split_with_sizes(columns, dim=1)
     flip, jitter, grey, blur, sigma = (column.squeeze(1) for column in rest)
     top, left, height, width = _draw_crop(areas, ratios, position, image_size, recipe)
     factors = [(max(0.0, 1 - x), 1 + x) for x in (recipe.brightness, recipe.contrast, recipe.saturation)]
-    low, high = torch.tensor([*factors, (-recipe.hue, recipe.hue)], device=device).unbind(1)
+    low, high = torch.tensor([*factors, (-recipe.hue, recipe.hue)], device=generator.device).unbind(1)
     return Parameters(
         top=top,
         left=left,
@@ -133,21 +136,26 @@ def _draw_crop(
 
 
 def apply_parameters(pixels: Tensor, parameters: Parameters, output_size: int = 0) -> Tensor:
-    """Crop, flip, jitter, grey, blur, in this order; no randomness."""
+    """Crop, flip, jitter, grey, blur, in this order; no randomness. Parameters may be on another device."""
     channels, height, width = pixels.shape[1:]
     if channels not in (1, 3):
         raise FedsslError(f"images of {channels} channels cannot be augmented: colour jitter needs 1 or 3")
-    rows = crop_matrix(parameters.top, parameters.height, height, output_size or height)
-    columns = crop_matrix(parameters.left, parameters.width, width, output_size or width)
-    columns = torch.where(parameters.flip.view(-1, 1, 1), columns.flip(1), columns)
+    top, left, crop_height, crop_width, flip = (
+        _sent(value, pixels.device)
+        for value in (parameters.top, parameters.left, parameters.height, parameters.width, parameters.flip)
+    )
+    rows = crop_matrix(top, crop_height, height, output_size or height)
+    columns = crop_matrix(left, crop_width, width, output_size or width)
+    columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
     images = resample(pixels.float(), rows, columns.div_(255))  # uint8 to [0, 1] on the way
     _jitter(images, parameters)
     if channels == 3:
-        chosen = _where(parameters.grey)
+        chosen = _sent(_where(parameters.grey), images.device)
         images.index_copy_(0, chosen, colour.grey(images.index_select(0, chosen)).expand(-1, 3, -1, -1))
-    chosen = _where(parameters.blur)
-    if len(chosen):
-        images[chosen] = _blur(images[chosen], parameters.sigma[chosen])
+    blurred = _where(parameters.blur)
+    if len(blurred):
+        chosen, sigma = _sent(blurred, images.device), _sent(parameters.sigma[blurred], images.device)
+        images.index_copy_(0, chosen, _blur(images.index_select(0, chosen), sigma))
     return images.clamp_(0, 1).contiguous(memory_format=torch.channels_last)  # clamp: sums of weights round above 1
 
 
@@ -156,8 +164,9 @@ def _jitter(images: Tensor, parameters: Parameters) -> None:
     operations = JITTER if images.shape[1] == 3 else JITTER[:2]  # one channel has no saturation and no hue
     for step in range(len(JITTER)):
         for number, change in enumerate(operations):
-            chosen = _where(parameters.jitter & (parameters.order[:, step] == number))
-            amounts = parameters.amounts[:, number].index_select(0, chosen)
+            numbers = _where(parameters.jitter & (parameters.order[:, step] == number))
+            amounts = _sent(parameters.amounts[:, number].index_select(0, numbers), images.device)
+            chosen = _sent(numbers, images.device)
             images.index_copy_(0, chosen, change(images.index_select(0, chosen), amounts))
 
 
@@ -171,3 +180,7 @@ def _blur(images: Tensor, sigma: Tensor) -> Tensor:
 def _where(mask: Tensor) -> Tensor:
     """The numbers of the images a mask chooses: only these are worked on."""
     return mask.nonzero().squeeze(1)
+
+
+def _sent(decided: Tensor, device: torch.device) -> Tensor:
+    return decided.to(device, non_blocking=True)

@@ -45,7 +45,7 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     hue = (green - low).add_(blue).sub_(low).add_(high).sub_(red)
     hue.div_((6 * spread).clamp_(min=1e-12))  # of grey 0 / 1e-12
     hue.copysign_(green - blue).add_(turn.view(-1, 1, 1) + 1)  # + 1: frac() is that of a positive number
-    offsets = torch.tensor([0, 2 / 3, 1 / 3], device=images.device).view(1, 3, 1, 1)
+    offsets = torch.tensor([0, 2 / 3, 1 / 3]).view(1, 3, 1, 1).to(images.device, non_blocking=True)
     wave = (hue.unsqueeze(1) + offsets).frac_().mul_(6).sub_(3).abs_().sub_(1).clamp_(0, 1)
     return wave.mul_(spread.unsqueeze(1)).add_(low.unsqueeze(1))
 

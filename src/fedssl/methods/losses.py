@@ -1,8 +1,31 @@
 """The losses of the self-supervised methods, written as the papers' formulas."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, ParamSpec
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Arguments = ParamSpec("Arguments")
+
+
+def in_float32(loss: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
+    """A loss is computed in float32 also where the networks before it ran in lower precision."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) else value
+
+    @wraps(loss)
+    def computed(*values: Arguments.args, **named: Arguments.kwargs) -> Tensor:
+        device = next(value.device for value in (*values, *named.values()) if isinstance(value, Tensor))
+        autocast = torch.amp.is_autocast_available(device.type)
+        with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+            return loss(*map(wide, values), **{name: wide(value) for name, value in named.items()})
+
+    return computed
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -10,16 +33,19 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return F.cosine_similarity(a, b, dim=1)  # N x d, N x d -> N
 
 
+@in_float32
 def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """mean_i (2 − 2 cos(p_i, z_i)): the squared distance of the normalised vectors, for one direction."""
     return (2 - 2 * cosine(prediction, target)).mean()
 
 
+@in_float32
 def simsiam_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """D(p, z) = −mean_i cos(p_i, z_i), for one direction."""
     return -cosine(prediction, target).mean()
 
 
+@in_float32
 def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     """SimCLR: cross entropy of finding the other view among the 2B − 1 other projections of the batch."""
     z = F.normalize(torch.cat([z1, z2]), dim=1)  # 2B x d
@@ -30,6 +56,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(similarity, other_view)
 
 
+@in_float32
 def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
     """MoCo: cross entropy of finding the key of the same image among it and the queue; all vectors normalised."""
     positive = (query * key).sum(dim=1, keepdim=True)  # B x 1

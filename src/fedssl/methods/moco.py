@@ -72,7 +72,7 @@ class MoCo(SiameseMethod):
         size = len(self.queue)
         keys = keys[-size:]  # a queue smaller than a batch keeps the newest
         places = (self.queue_end + torch.arange(len(keys), device=keys.device)) % size
-        self.queue.index_copy_(0, places, keys)
+        self.queue.index_copy_(0, places, keys.to(self.queue.dtype))  # keys may be of lower precision
         self.queue_end.copy_((self.queue_end + len(keys)) % size)
 
     def after_step(self) -> None:

@@ -121,8 +121,11 @@ def _why_not(entry: os.DirEntry[str], root: str) -> str:
 
 def _silos(root: Path) -> list[str]:
     """Names of the clients; a link to a folder is one too, so that a client that is out of reach is not forgotten."""
-    with os.scandir(root) as entries:
-        found = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+    try:
+        with os.scandir(root) as entries:
+            found = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+    except OSError:  # the walk has refused the folder, with the reason
+        return []
     return sorted(found, key=by_number)
 
 

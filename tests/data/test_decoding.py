@@ -249,6 +249,17 @@ def test_a_size_that_only_makes_pil_warn_is_refused_too(monkeypatch):
             decode(content)
 
 
+def test_a_disk_that_fails_is_no_fault_of_the_image():
+    class Failing(io.BytesIO):
+        def read(self, *size):
+            if self.tell() > 100:
+                raise OSError(5, "Input/output error")
+            return super().read(*size)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        decode_file(Failing(encoded(noise(64), "PNG")), SAME)
+
+
 def test_large_images_are_decoded_one_at_a_time(monkeypatch):
     monkeypatch.setattr(decoding, "LARGE", 500)
     held = []

@@ -16,6 +16,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".
 MOST_PIXELS = 89_478_485  # where PIL begins to warn: a file of kilobytes may unpack to gigabytes
 LARGE = 16_000_000  # pixels; a decoder may hold twelve bytes of each, so that several threads would need gigabytes
 ONE_LARGE = Lock()
+UNREADABLE = "cannot be read"
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 LARGEST_GREY = 65_535
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -25,6 +26,13 @@ ImageFile = BufferedReader | BytesIO
 
 class RefusedError(Exception):
     """Why an image is not used, in a few words."""
+
+
+class UnreadableError(RefusedError):
+    """An image that cannot be read now, and may be another time."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{UNREADABLE}: {getattr(error, 'strerror', None) or error}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # what PIL raises on damaged files is no closed list
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # not PIL's: the disk's, and no fault of the image
         raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
     file.seek(0)
     return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from fedssl.data.dataset import Refusal
-from fedssl.data.decoding import ENDINGS, RefusedError
+from fedssl.data.decoding import ENDINGS, RefusedError, UnreadableError
 from fedssl.data.samples import Found, Read, Sample, by_number, printable, shortened
 
 # NONBLOCK: a pipe that took the file's place after it was found must not make us wait for a writer.
@@ -46,7 +46,7 @@ def open_image(path: str) -> BufferedReader:
     try:
         descriptor = os.open(path, OPENING)
     except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableError(error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise RefusedError("no regular file")

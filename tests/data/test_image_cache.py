@@ -212,7 +212,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(folder, monkeypatch):
     real = image_cache.decode_file
 
     def failing(file, decoding):
-        if file.name.endswith("004.png"):
+        if os.path.samestat(os.fstat(file.fileno()), (root / "004.png").stat()):
             raise OSError(5, "Input/output error")
         return real(file, decoding)
 

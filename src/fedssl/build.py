@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedssl.config import Choice, Config, make_aggregator
+from fedssl.config import Choice, Config, check_round, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
@@ -139,6 +139,7 @@ def check_partition(config: Config, dataset: Dataset, partition: Partition) -> l
     per_round, count = config.client_sampling.clients_per_round, len(partition.clients)
     if per_round is not None and per_round > count:
         raise FedsslError(f"client_sampling.clients_per_round: {per_round} is more than the {count} clients there are")
+    check_round(config, per_round or count)
     if len(partition.labelled):
         remarks.append(f"{len(partition.labelled)} labelled images are held out of pre-training, for evaluation")
     if partition.unused:

@@ -307,11 +307,17 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )
-    asked, needed = per_round or num_clients, config.failures.min_clients
+    if num_clients is not None:
+        check_round(config, per_round or num_clients)
+
+
+def check_round(config: Config, asked: int) -> None:
+    """Refuses a quorum or an aggregator that rounds of so many clients cannot satisfy."""
+    needed = config.failures.min_clients
     if needed is not None and needed > asked:
         raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
     if UPDATE_RULES[config.update_rule.name].shares:
-        make_aggregator(config.aggregation).check(per_round or num_clients)
+        make_aggregator(config.aggregation).check(asked)
 
 
 def make_aggregator(chosen: Choice) -> Aggregator:

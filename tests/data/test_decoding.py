@@ -8,14 +8,15 @@ import pytest
 from pictures import bomb, encoded, noise, smooth
 from PIL import Image
 
+from fedssl.data import decoding
 from fedssl.data.decoding import Decoding, RefusedError, decode_array, decode_file
 
 SIZE = 24
 SAME = Decoding(SIZE)
 
 
-def decode(content, decoding=SAME):
-    return decode_file(io.BytesIO(content), decoding)
+def decode(content, how=SAME):
+    return decode_file(io.BytesIO(content), how)
 
 
 def colour(red, green, blue, size=SIZE):
@@ -129,6 +130,7 @@ def test_exif_orientation(orientation):
     assert max(found[0, 2, -3], found[0, -3, 2], found[0, -3, -3]) < 60
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_leaves_the_image_as_it_is_stored():
     content = encoded(smooth(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert decode(content).pixels.shape == (3, SIZE, SIZE)
@@ -245,6 +247,28 @@ def test_a_size_that_only_makes_pil_warn_is_refused_too(monkeypatch):
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with pytest.raises(RefusedError, match="decompression bomb"):
             decode(content)
+
+
+def test_a_disk_that_fails_is_no_fault_of_the_image():
+    class Failing(io.BytesIO):
+        def read(self, *size):
+            if self.tell() > 100:
+                raise OSError(5, "Input/output error")
+            return super().read(*size)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        decode_file(Failing(encoded(noise(64), "PNG")), SAME)
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(decoding, "LARGE", 500)
+    held = []
+    real = decoding._to_pixels
+    monkeypatch.setattr(decoding, "_to_pixels", lambda *given: held.append(decoding.ONE_LARGE.locked()) or real(*given))
+    for size in (16, 24):
+        decode(encoded(noise(size)))
+    assert held == [False, True]
+    assert not decoding.ONE_LARGE.locked()
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------

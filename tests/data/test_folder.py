@@ -146,7 +146,7 @@ def test_unreadable_files_and_folders_are_named(tmp_path, monkeypatch):
     real_open, real_scan = os.open, os.scandir
 
     def locked(path, *options, **more):  # root may read everything, so that a mode of 0 would prove nothing
-        if str(path).endswith(("x.png", "sub")):
+        if str(path).rstrip("/").endswith(("x.png", "sub")):
             raise PermissionError(13, "Permission denied")
         return real_open(path, *options, **more) if options else real_scan(path)
 
@@ -155,6 +155,9 @@ def test_unreadable_files_and_folders_are_named(tmp_path, monkeypatch):
         read(0)
     monkeypatch.setattr(folder.os, "scandir", locked)
     assert reasons(find_in_folder(tmp_path)) == {"sub/": "folder cannot be read: Permission denied"}
+    found = find_in_folder(tmp_path / "sub", silos=True)
+    assert (found.clients, found.samples) == ((), [])
+    assert reasons(found) == {"/": "folder cannot be read: Permission denied"}
 
 
 def test_names_that_are_no_utf8_and_very_long_ones(tmp_path):

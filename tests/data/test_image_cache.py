@@ -207,6 +207,34 @@ def test_a_sound_set_with_another_time_is_checked_once(folder, decodings, monkey
     look(folder[0])
 
 
+def test_a_file_that_could_not_be_read_is_tried_again(folder, monkeypatch):
+    root, pixels = folder
+    real = image_cache.decode_file
+
+    def failing(file, decoding):
+        if os.path.samestat(os.fstat(file.fileno()), (root / "004.png").stat()):
+            raise OSError(5, "Input/output error")
+        return real(file, decoding)
+
+    monkeypatch.setattr(image_cache, "decode_file", failing)
+    told = []
+    assert len(look(root, refuse=lambda *given: told.append(given)).images().pixels) == 9
+    assert told == [(4, "cannot be read: Input/output error")]
+    monkeypatch.setattr(image_cache, "decode_file", real)
+    assert torch.equal(look(root).images().pixels, pixels)
+
+
+def test_a_shared_cache_that_cannot_be_written_to_is_read(folder, monkeypatch):
+    found = look(folder[0])
+    os.utime(found.pixels_path)
+
+    def locked(path, text):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(image_cache, "write_atomically", locked)
+    assert look(folder[0]).fingerprint == found.fingerprint
+
+
 # --- interruptions and space ------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,11 @@ def test_all_columns_in_the_order_of_the_table(folder):
     assert found.refused == []
 
 
+def test_a_client_of_test_images_alone_is_none_and_one_whose_files_are_gone_is(folder):
+    found = manifest(folder, "path,client,split\na.png,x,train\nc.png,tester,test\ngone.png,y,train\n")
+    assert found.clients == ("x", "y")
+
+
 def test_paths_alone_and_a_mark_that_spreadsheets_write(folder):
     assert rows(manifest(folder, b"\xef\xbb\xbfpath\na.png\n")) == [("a.png", None, None, "train")]
 

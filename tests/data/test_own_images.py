@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from pictures import encoded, noise, tree, write, write_folder
+from pictures import bomb, encoded, noise, tree, write, write_folder
 
 from fedssl.data import image_cache
 from fedssl.data.images import fingerprint
@@ -149,6 +149,7 @@ def test_a_share_of_every_class_to_test_with(tmp_path):
         ({"eval_test": "nowhere"}, r"data\.eval_test: .*nowhere: there is no such folder"),
         ({"eval_train": "classes", "eval_test": "other"}, r"data\.eval_test: the class 'z' is not among .*\(x, y\)"),
         ({"test_fraction": 0.5}, r"data\.test_fraction: .*: the images have no labels"),
+        ({"test_fraction": 0.5, "eval_test": "classes"}, r"data\.test_fraction: there are test images already"),
     ],
 )
 def test_evaluation_sets_that_cannot_be_used(tmp_path, settings, message):
@@ -180,6 +181,7 @@ def messy(tmp_path):
     (root / "b" / "notes.txt").write_text("no image")
     (root / "b" / "out.png").symlink_to("/etc/hostname")
     os.mkfifo(root / "b" / "pipe.png")
+    (root / "b" / "bomb.png").write_bytes(bomb(10_000))  # where PIL only warns
     return root
 
 
@@ -194,8 +196,9 @@ def test_bad_files_are_skipped_counted_and_named_all_at_once(messy):
         ("b/notes.txt", "b"),
         ("b/out.png", "b"),
         ("b/pipe.png", "b"),
+        ("b/bomb.png", "b"),
     }
-    assert any("left out (6 refused: " in remark for remark in dataset.remarks)
+    assert any("left out (7 refused: " in remark for remark in dataset.remarks)
     assert tree(messy / "a") == before
 
 

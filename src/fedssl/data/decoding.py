@@ -1,9 +1,11 @@
 """One image of a user, of whatever kind and size, to uint8 pixels of one shape; what is not whole is refused."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader, BytesIO
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +14,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff")
 MOST_PIXELS = 89_478_485  # where PIL begins to warn: a file of kilobytes may unpack to gigabytes
+LARGE = 16_000_000  # pixels; a decoder may hold twelve bytes of each, so that several threads would need gigabytes
+ONE_LARGE = Lock()
+UNREADABLE = "cannot be read"
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 LARGEST_GREY = 65_535
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -21,6 +26,13 @@ ImageFile = BufferedReader | BytesIO
 
 class RefusedError(Exception):
     """Why an image is not used, in a few words."""
+
+
+class UnreadableError(RefusedError):
+    """An image that cannot be read now, and may be another time."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{UNREADABLE}: {getattr(error, 'strerror', None) or error}")
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,9 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         _check_size(width, height)
         # JPEG alone: a photo much larger than needed is decoded at a half, a quarter or an eighth, in less time.
         image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))
-        image.load()  # verify() would let a truncated JPEG pass
-        pixels = _to_pixels(_upright(image), decoding)
+        with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
+            image.load()  # verify() would let a truncated JPEG pass
+            pixels = _to_pixels(_upright(image), decoding)
     except UnidentifiedImageError:
         empty = not file.seek(0, 2)
         raise RefusedError("empty file" if empty else f"not an image ({', '.join(FORMATS)})") from None
@@ -62,6 +75,8 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # what PIL raises on damaged files is no closed list
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # not PIL's: the disk's, and no fault of the image
         raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
     file.seek(0)
     return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from fedssl.data.dataset import Refusal
-from fedssl.data.decoding import ENDINGS, RefusedError
+from fedssl.data.decoding import ENDINGS, RefusedError, UnreadableError
 from fedssl.data.samples import Found, Read, Sample, by_number, printable, shortened
 
 # NONBLOCK: a pipe that took the file's place after it was found must not make us wait for a writer.
@@ -46,7 +46,7 @@ def open_image(path: str) -> BufferedReader:
     try:
         descriptor = os.open(path, OPENING)
     except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableError(error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise RefusedError("no regular file")
@@ -121,8 +121,11 @@ def _why_not(entry: os.DirEntry[str], root: str) -> str:
 
 def _silos(root: Path) -> list[str]:
     """Names of the clients; a link to a folder is one too, so that a client that is out of reach is not forgotten."""
-    with os.scandir(root) as entries:
-        found = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+    try:
+        with os.scandir(root) as entries:
+            found = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+    except OSError:  # the walk has refused the folder, with the reason
+        return []
     return sorted(found, key=by_number)
 
 

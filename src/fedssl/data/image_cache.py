@@ -18,6 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,15 @@ from PIL import Image
 from torch import Tensor
 
 from fedssl.data.cache import data_folder, make_folder
-from fedssl.data.decoding import Decoding, Picture, RefusedError, decode_array, decode_file
+from fedssl.data.decoding import (
+    UNREADABLE,
+    Decoding,
+    Picture,
+    RefusedError,
+    UnreadableError,
+    decode_array,
+    decode_file,
+)
 from fedssl.data.fetch import Progress
 from fedssl.data.images import Images, fingerprint
 from fedssl.data.samples import Read, Source
@@ -36,7 +45,7 @@ from fedssl.errors import FedsslError
 from fedssl.files import write_atomically
 
 FORMAT = 1  # raise it when the same files and settings come to give other pixels
-MOST_THREADS = 8  # each may hold a photo of 90 million pixels
+MOST_THREADS = 8  # each holds up to 200 MB of a large photo
 AHEAD = 16  # images that each thread may be ahead of the writer: bounds the memory when the disk is slow
 Refuse = Callable[[int, str], None]  # called with the number of the image and the reason
 ABANDONED = 86_400  # seconds without a write after which unfinished work was left behind by a kill
@@ -106,8 +115,9 @@ def decoded(
             return found
         text = f"{text} again, the cache was damaged"
     found = _make(_Work(source, numbers, decoding, progress, text, refuse), settings)
-    make_folder(known.parent)
-    write_atomically(known, found.folder.name)
+    if not any(outcome.refused.startswith(UNREADABLE) for outcome in found.outcomes):  # else try again next time
+        make_folder(known.parent)
+        write_atomically(known, found.folder.name)
     return found
 
 
@@ -150,7 +160,8 @@ def _is_whole(found: DecodedImages) -> bool:
         return True
     if fingerprint(replace(found, fingerprint="").images()) != found.fingerprint:
         return False
-    write_atomically(checked, _times(found.pixels_path))
+    with suppress(OSError):  # a shared cache may be read only
+        write_atomically(checked, _times(found.pixels_path))
     return True
 
 
@@ -279,4 +290,4 @@ def _decode(read: Read, number: int, decoding: Decoding) -> Picture | str:
     except RefusedError as error:
         return str(error)
     except OSError as error:  # the file was found, but not to its end: a bad disk, a network that is gone
-        return f"cannot be read: {error.strerror or error}"
+        return str(UnreadableError(error))

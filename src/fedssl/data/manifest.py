@@ -28,14 +28,15 @@ def find_in_manifest(path: Path, columns: Mapping[str, str], *, labels: bool = T
     `columns` gives the names of the columns path, client, split and label.
     """
     root = os.path.realpath(path.parent)
-    samples, real, refused, clients = [], [], [], set()
+    samples, real, refused, clients = [], [], [], set[str]()
     for line, row in _rows(path, columns["path"]):
-        client = row.get(columns["client"], "")
-        clients |= {_checked_client(client, f"{path}, line {line}")} if client else set()
+        client = _checked_client(row.get(columns["client"], ""), f"{path}, line {line}")
         name, split = row.get(columns["path"], ""), row.get(columns["split"], "")
         if split not in SPLITS:
             known = ", ".join(filter(None, SPLITS))
             raise FedsslError(f"{printable(path)}, line {line}: split {split!r} is none of {known}")
+        if client and SPLITS[split] == "train":
+            clients.add(client)
         place, reason = _inside(root, name)
         if reason:
             refused.append(Refusal(printable(name) or f"line {line}", reason, client))

@@ -64,6 +64,8 @@ def folder(
     columns = {"image": image_column, "label": label_column, "client": client_column}
     reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
     found = reader.find(path, "data.path", layout, columns, labels)
+    if test_fraction and eval_test:
+        raise FedsslError("data.test_fraction: there are test images already, in data.eval_test: set it to 0")
     if test_fraction:
         found = _with_test_part(found, test_fraction)
     train = reader.read(found, "train")

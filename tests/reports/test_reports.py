@@ -118,14 +118,14 @@ def test_live_view_has_a_bar_for_the_images():
                 view.preparing(text, done, 10)
         assert [(task.completed, task.finished) for task in view.images_bar.tasks] == [(10, True), (10, True)]
         view.live.refresh()
-        view.start("a run", 1, 1)
+        view.start("a run", 1, 1, 0)
     assert "decoding images" in screen.getvalue()
     assert "10/10" in screen.getvalue()
 
 
 def test_views_show_the_spread_where_there_is_no_accuracy(capsys):
     view = PlainView()
-    view.start("a run", 2, 10)
+    view.start("a run", 2, 10, 0)
     view.round_finished({"round": 0, "clients": [], "backbone_std": 0.1234})
     assert capsys.readouterr().out.splitlines()[1] == "round 0/2  spread of features 0.123"
 

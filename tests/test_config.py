@@ -189,7 +189,7 @@ def test_parse_override_refuses(text):
         ),
         ({"method": 3}, r"method: expected a table of settings, got 3"),
         ({"client_sampling.clients_per_round": 9}, r"clients_per_round: 9 is more than partition\.num_clients \(4\)"),
-        ({"engine": "ray"}, r"engine: 'ray' is not one of in-process"),
+        ({"engine": "ray"}, r"engine: 'ray' is not one of auto, in-process, processes"),
         ({"augmentation.flip": 2}, r"augmentation\.flip: 2 is not a number from 0 to 1"),
         (
             {"method.momentum": 2, "method.predictor": 1},

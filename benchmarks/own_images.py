@@ -51,8 +51,13 @@ from fedssl.reports.progress import QuietView
 class View(QuietView):
     def preparing(self, text, done, total):
         if done == total:
+<<<<<<< HEAD
             print(f"  decoded {done:,} images: {time.perf_counter() - started:.0f} s since the start", flush=True)
     def start(self, title, rounds, steps, done):
+=======
+            print(f"  {text}, {done:,}: done after {time.perf_counter() - started:.0f} s", flush=True)
+    def start(self, title, rounds, steps):
+>>>>>>> data
         print(f"  training begins after {time.perf_counter() - started:.1f} s", flush=True)
 report = load("folder", settings).run(sys.argv[3], View())
 print(f"  round and summary done after {time.perf_counter() - started:.0f} s, loss {report.summary['final_loss']:.3f}")
@@ -151,7 +156,8 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
         peak = watch(process, time.monotonic() + options.minutes * 60)
         if process.returncode:
             sys.exit(f"  failed with exit code {process.returncode}")
-        print(f"  peak: own {peak['RssAnon'] / 1024:,.0f} MB, mapped {peak['RssFile'] / 1024:,.0f} MB", flush=True)
+        own, mapped, both = (peak[name] / 1024 for name in ("RssAnon", "RssFile", "VmRSS"))
+        print(f"  peak: own {own:,.0f} MB, mapped {mapped:,.0f} MB, at the same time {both:,.0f} MB", flush=True)
     sizes = {path.name: path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()}
     print("cache: " + ", ".join(f"{name} {size / MB:,.1f} MB" for name, size in sizes.items() if size > MB))
 

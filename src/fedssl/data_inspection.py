@@ -85,7 +85,8 @@ def write_pictures(found: Inspection, folder: Path) -> list[Path]:
     holdings_picture(folder / "holdings.png", counts, found.titles, names)
     recipe = RECIPES[augmentation.name](**augmentation.settings)
     shown = client_views(train.pixels, partition, recipe, found.config.run.seed)
-    views_picture(folder / "views.png", shown, [partition.title(one.client) for one in shown])
+    titles = [partition.title(one.client) for one in shown]
+    views_picture(folder / "views.png", shown, titles, len(partition.clients))
     return [folder / "holdings.png", folder / "views.png"]
 
 

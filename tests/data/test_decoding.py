@@ -136,6 +136,14 @@ def test_damaged_exif_leaves_the_image_as_it_is_stored():
     assert decode(content).pixels.shape == (3, SIZE, SIZE)
 
 
+def test_an_exif_reader_that_fails_costs_no_image(monkeypatch):
+    def fail(image):
+        raise SyntaxError("not a TIFF file")
+
+    monkeypatch.setattr(decoding.ImageOps, "exif_transpose", fail)
+    assert np.array_equal(decode(encoded(noise())).pixels, as_chw(noise()))
+
+
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 

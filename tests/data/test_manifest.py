@@ -116,6 +116,13 @@ def test_tables_that_cannot_be_meant(folder, text, message):
         manifest(folder, text)
 
 
+def test_a_path_that_cannot_be(folder):
+    pq.write_table(pa.table({"path": ["a.png", "b\0c.png"]}), folder / "images.parquet")
+    found = find_in_manifest(folder / "images.parquet", COLUMNS)
+    assert len(found.samples) == 1
+    assert "null byte" in found.refused[0].reason
+
+
 def test_an_empty_table_has_no_images(folder):
     assert manifest(folder, "path,client\n").samples == []
 

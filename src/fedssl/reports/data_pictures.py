@@ -48,16 +48,16 @@ def holdings_picture(path: Path, counts: Array, clients: Sequence[str], classes:
     _save(figure, path)
 
 
-def views_picture(path: Path, shown: Sequence[ClientViews], titles: Sequence[str]) -> None:
+def views_picture(path: Path, shown: Sequence[ClientViews], titles: Sequence[str], num_clients: int) -> None:
     """A row a client: some of its images, and beside each the two views of it that training would see."""
     from matplotlib.figure import Figure
 
     each = max(len(one.numbers) for one in shown)
-    figure = Figure(figsize=(1.6 + 3.05 * each, 0.75 + 1.12 * len(shown)), facecolor=PAPER)
+    height = 0.8 + 1.12 * len(shown)  # inches
+    figure = Figure(figsize=(1.6 + 3.05 * each, height), facecolor=PAPER)
     widths = [1.45, *([1, 1, 1, 0.14] * each)]  # the title, then image, view, view and a gap
-    grid = figure.add_gridspec(
-        len(shown), len(widths), width_ratios=widths, left=0.015, right=0.995, bottom=0.02, top=0.86, wspace=0.05
-    )
+    edges = {"left": 0.015, "right": 0.995, "bottom": 0.1 / height, "top": 1 - 0.65 / height}
+    grid = figure.add_gridspec(len(shown), len(widths), width_ratios=widths, wspace=0.05, hspace=0.12, **edges)
     for row, (one, title) in enumerate(zip(shown, titles, strict=True)):
         cell = figure.add_subplot(grid[row, 0])
         cell.axis("off")
@@ -69,7 +69,9 @@ def views_picture(path: Path, shown: Sequence[ClientViews], titles: Sequence[str
                 axes.imshow(_displayable(images[number]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
                 if row == 0:
                     axes.set_title(("image", "view 1", "view 2")[place], fontsize=8, color=MUTED, pad=3)
-    figure.suptitle("Images of each client and two augmented views of each", x=0.015, ha="left", fontsize=11, color=INK)
+    which = "each client" if len(shown) == num_clients else f"{len(shown)} of {num_clients} clients"
+    title = f"Images of {which}, and two augmented views of each image"
+    figure.suptitle(title, x=0.015, y=1 - 0.1 / height, ha="left", va="top", fontsize=11, color=INK)
     _save(figure, path)
 
 

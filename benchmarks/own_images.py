@@ -51,13 +51,8 @@ from fedssl.reports.progress import QuietView
 class View(QuietView):
     def preparing(self, text, done, total):
         if done == total:
-<<<<<<< HEAD
-            print(f"  decoded {done:,} images: {time.perf_counter() - started:.0f} s since the start", flush=True)
-    def start(self, title, rounds, steps, done):
-=======
             print(f"  {text}, {done:,}: done after {time.perf_counter() - started:.0f} s", flush=True)
-    def start(self, title, rounds, steps):
->>>>>>> data
+    def start(self, title, rounds, steps, done):
         print(f"  training begins after {time.perf_counter() - started:.1f} s", flush=True)
 report = load("folder", settings).run(sys.argv[3], View())
 print(f"  round and summary done after {time.perf_counter() - started:.0f} s, loss {report.summary['final_loss']:.3f}")

@@ -1,10 +1,13 @@
 """A sealed folder is whole and as it was written, or it is refused."""
 
+import gc
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small import of
 
 from fedssl.errors import DamagedError, StorageError
@@ -25,6 +28,38 @@ def test_round_trip_is_exact(tmp_path):
     assert back.weights("encoder").digest() == of(0.1, 2.0).digest()
     assert back.tensors("payload/")["x"].tolist() == [0, 1, 2]
     assert back.tensors()["flag"].item() is True
+
+
+def test_every_kind_of_tensor_is_read_as_the_library_reads_it(tmp_path):
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
+    tensors = {str(kind): torch.arange(-3, 3).reshape(2, 3).to(kind) for kind in (*kinds, torch.int8)}
+    tensors |= {"u8": torch.arange(5, dtype=torch.uint8), "bool": torch.tensor([True, False]), "one": torch.tensor(7.5)}
+    tensors |= {"none": torch.empty(0, 4), "odd": torch.ones(1, dtype=torch.uint8)}
+    seal(tmp_path / "a", tensors, {})
+    found, expected = unseal(tmp_path / "a").tensors(), load_file(tmp_path / "a" / TENSORS)
+    assert found.keys() == expected.keys() == tensors.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
+
+
+def test_what_is_read_is_a_copy_on_write(tmp_path):
+    make(tmp_path / "a")
+    unseal(tmp_path / "a").tensors("payload/")["x"].zero_()
+    assert unseal(tmp_path / "a").tensors("payload/")["x"].tolist() == [0, 1, 2], "the file is as it was"
+
+
+def test_reading_keeps_no_memory(tmp_path):
+    """The library's own reader keeps 64 bytes of every tensor for ever."""
+    seal(tmp_path / "a", {f"t{number}": torch.ones(4) for number in range(100)}, {})
+    sealed, held = unseal(tmp_path / "a"), []
+    for _ in range(3):
+        for _ in range(200):
+            sealed.tensors()
+        gc.collect()
+        status = Path("/proc/self/status").read_text()
+        held.append(int(status.split("RssAnon:")[1].split()[0]))
+    assert held[2] - held[1] < 600, f"{held} kB: 20,000 tensors were read in each step"
 
 
 def test_the_manifest_is_json_that_names_the_checksum_of_the_tensors(tmp_path):

@@ -6,13 +6,15 @@ its last line the SHA-256 of all that stands above it. The folder gets its name 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,6 +23,18 @@ from fedssl.files import UNFINISHED, os_error, remove_folder, storing, sync
 from fedssl.weights import Weights
 
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True)
@@ -39,9 +53,28 @@ class Sealed:
 
 
 def _read(path: Path, prefix: str) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-        return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    """The tensors under a prefix, memory-mapped.
+
+    By the format's own description, not by its library: that keeps 64 bytes for ever of every tensor it reads this way
+    (safetensors 0.8), and a run of ten thousand rounds reads millions.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=os.fstat(file.fileno()).st_size)
+    found = {}
+    for name, about in header.items():
+        if name.startswith(prefix) and name != "__metadata__":
+            dtype, begin = _DTYPES[about["dtype"]], 8 + size + about["data_offsets"][0]
+            found[name.removeprefix(prefix)] = torch.empty(0, dtype=dtype).set_(
+                whole, begin // dtype.itemsize, about["shape"], _strides(about["shape"])
+            )
+    return found
+
+
+def _strides(shape: list[int]) -> list[int]:
+    """Row-major, as the format stores them."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def read_weights(path: Path, part: str) -> Weights:

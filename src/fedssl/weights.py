@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Norm = Literal["l2", "mean-conv"]
-CHUNK = 1 << 17  # elements of a tensor that a divergence looks at together
+CHUNK = 1 << 18  # elements of a tensor that a divergence looks at together
 
 
 @dataclass(frozen=True)

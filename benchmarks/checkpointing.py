@@ -1,0 +1,51 @@
+"""Target 5: what it costs to save a round of 5 clients of the paper's network, against a round of two minutes.
+
+    PYTHONPATH=src python benchmarks/checkpointing.py
+
+Every client's state (online, predictor, target: 241 MB) and the server's checkpoint (154 MB), sealed by checksums and
+synced to the disk. Clock time: most of it is waiting for the disk. The median of three rounds.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from measuring import Row, within
+
+from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
+from fedssl.federation.client import weights_of
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientState, GlobalWeights, TrainResult, TrainTask
+from fedssl.federation.rounds import ServerState
+from fedssl.methods.byol import BYOL
+from fedssl.networks.backbones import resnet18
+from fedssl.networks.heads import HeadSizes
+
+CLIENTS, ROUNDS, ROUND_SECONDS = 5, 3, 120
+
+
+def rows() -> list[Row]:
+    weights = weights_of(BYOL(resnet18(3), 512, HeadSizes()))
+    shared = GlobalWeights(weights.online, weights.predictor)
+    times = []
+    with tempfile.TemporaryDirectory(prefix="fedssl-bench-") as folder:
+        clients, server = Path(folder, "clients"), Path(folder, "checkpoints")
+        for path in (clients, server):
+            path.mkdir()
+        store, checkpoints = ClientStore(clients), CheckpointStore(server)
+        for number in range(1, ROUNDS + 1):
+            accepted = number - 1 or None
+            start = time.perf_counter()
+            for client in range(CLIENTS):
+                task = TrainTask(client, number, accepted, shared)
+                state, result = ClientState(weights, number), TrainResult(client, number, shared, 10_000)
+                store.save(task, "benchmark", state, result)
+            checkpoints.save(Checkpoint(ServerState(number, shared, dict.fromkeys(range(CLIENTS), number))))
+            times.append(time.perf_counter() - start)
+    return [within("5 saving a round", "a round of 2 minutes", "s", ROUND_SECONDS, statistics.median(times), 0.03)]
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print(row)

@@ -28,6 +28,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, in-process, processes or flower; the same as --set engine=…")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="run folder; one of this run is gone on with  [default: runs/PRESET-TIME]")
     ] = None,
@@ -55,7 +58,7 @@ def run(
     from fedssl.presets import parse_override
 
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    overrides = dict(parse_override(text) for text in settings or [])
+    overrides = dict(parse_override(text) for text in settings or []) | ({"engine": engine} if engine else {})
     folder = out or _new_folder(Path(preset).stem)
     loggers = [name for name, on in asked.items() if on]
     _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)

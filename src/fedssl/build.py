@@ -9,12 +9,12 @@ from fedssl.config import Choice, Config, check_round, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
-from fedssl.data.images import Chosen
+from fedssl.data.images import Chosen, Pixels
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
 from fedssl.errors import FedsslError
 from fedssl.evaluation.bench import LabelledData
-from fedssl.evaluation.monitor import Monitor, SpreadMonitor
+from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -34,7 +34,7 @@ class Parts:
     partition: Partition
     client: Client
     server: Server
-    monitor: Monitor | SpreadMonitor
+    monitor: Monitor | SpreadMonitor | NoMonitor
     device: torch.device
     remarks: list[str]
 
@@ -69,36 +69,42 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
-    client = Client(
+    client = build_client(config, method, _images_of(dataset, partition))
+    server = build_server(config, client, len(partition.clients))
+    return Parts(dataset, partition, client, server, build_monitor(config, dataset), device, remarks)
+
+
+def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
+    return Client(
         method,
-        rule,
+        UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
         RECIPES[config.augmentation.name](**config.augmentation.settings),
         config.local_training,
-        _images_of(dataset, partition),
+        images_of,
         config.run.rounds,
         config.run.seed,
         config.uploads.upload,
         config.uploads.batchnorm,
     )
-    server = Server(
-        len(partition.clients),
+
+
+def build_server(config: Config, client: Client, num_clients: int) -> Server:
+    return Server(
+        num_clients,
         config.client_sampling.clients_per_round,
         config.run.seed,
-        rule,
+        client.rule,
         make_aggregator(config.aggregation),
-        method.pool,
+        client.method.pool,
         config.failures.min_clients,
         config.failures.retries,
     )
-    monitor = _monitor(config, dataset)
-    return Parts(dataset, partition, client, server, monitor, device, remarks)
 
 
-def _monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor:
+def build_monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor | NoMonitor:
     settings = config.evaluation
     if dataset.labelled is None:
-        return SpreadMonitor(dataset.train.pixels, settings.features)
+        return SpreadMonitor(dataset.train.pixels, settings.features) if len(dataset.train) else NoMonitor()
     return Monitor(
         LabelledData(dataset.name, *dataset.labelled),
         KNN(k=settings.k, temperature=settings.temperature, features=settings.features),

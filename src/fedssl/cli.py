@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl import cli_deployment
 from fedssl.cli_data import data_app, fetch_with_bar
 from fedssl.errors import FedsslError
 
@@ -20,6 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(cli_deployment.certificates_app, name="certificates")
+app.command("server")(cli_deployment.server)
+app.command("client")(cli_deployment.client)
 
 
 @app.command()
@@ -137,7 +141,7 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
             first, last = summary["initial"][key], summary["final"][key]
             spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
             table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
-    if "knn" not in summary["final"]:
+    if "backbone_std" in summary["final"] and "knn" not in summary["final"]:
         first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
         table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
     if summary["mean_mu"] is not None:

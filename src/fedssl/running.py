@@ -235,10 +235,8 @@ class Running:
                 f"checkpoints, {size_text(free)} are free: make room, or choose another --out"
             )
         scarce = "; THIS IS MORE THAN IS FREE" if needed > free else ""
-        return (
-            f"the states of {clients} clients and the checkpoints take up to {size_text(needed)} on disk "
-            f"({size_text(free)} free){scarce}"
-        )
+        states = f"the states of {clients} clients and the checkpoints" if clients else "the checkpoints"
+        return f"{states} take up to {size_text(needed)} on disk ({size_text(free)} free){scarce}"
 
 
 def steps_after(done: int, config: Config, parts: Parts) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
-from fedssl.engines.flower_api import ArrayRecord, Message
+from fedssl.engines.flower_api import ArrayRecord, ErrorCode, Message
 from fedssl.engines.flower_messages import (
     TRAIN,
     WHO,
@@ -27,6 +27,7 @@ from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainT
 from fedssl.files import UNFINISHED
 
 UPLOADS = "uploads"
+MOST_ERRORS = 3
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 Waiting = Callable[[str], None]
 """Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
@@ -187,6 +188,7 @@ class _Pending:
     message: str | None = None
     seat: Seat | None = None
     limit: float = float("inf")  # on the clock
+    errors: int = 0  # of Flower's, not counting that its node was away
 
 
 class FlowerEngine:
@@ -212,6 +214,8 @@ class FlowerEngine:
 
     def __exit__(self, *details: object) -> None:
         self._forget_before(float("inf"))
+        with contextlib.suppress(OSError):  # not there, or not ours alone
+            (self.folder / UPLOADS).rmdir()
 
     def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult | Failure]:
         buffers = _Buffers()
@@ -235,7 +239,10 @@ class FlowerEngine:
             for message in self.grid.pull_messages([one.message]):
                 if not message.has_error():
                     return self._received(one, message)
-                one.message = None  # expired, or its node is gone: our own app never answers so
+                one.message = None  # expired, or its node is gone, or Flower itself failed: our app never answers so
+                one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
+                if one.errors >= MOST_ERRORS:
+                    return self._failure(one, "refused", f"Flower's error {message.error.code}, {one.errors} times")
             if seat is not None and seat != one.seat:
                 one.message = None  # its node was killed and is back: what it was doing is lost
         if one.message is None and seat is not None:

@@ -12,4 +12,5 @@ from flwr.app import Context as Context
 from flwr.app import Message as Message
 from flwr.app import RecordDict as RecordDict
 from flwr.clientapp import ClientApp as ClientApp
+from flwr.common.constant import ErrorCode as ErrorCode
 from flwr.serverapp import ServerApp as ServerApp

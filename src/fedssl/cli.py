@@ -98,6 +98,7 @@ def _train(
     from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
     from fedssl.reports.stopping import StoppableView, StopRequest
+    from fedssl.reports.tables import print_summary
 
     experiment = load(preset, overrides)
     with StopRequest() as request:
@@ -107,7 +108,7 @@ def _train(
             again = f"the same command with --out {folder} goes on"
             typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None
-    _print_summary(report.summary, report.folder)
+    print_summary(report.summary, report.folder)
 
 
 def _new_folder(name: str) -> Path:
@@ -120,38 +121,6 @@ def _beside(folder: Path) -> Path:
     while free.exists():
         number, free = number + 1, folder.with_name(f"{folder.name}-{number}")
     return free
-
-
-def _print_summary(summary: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Result", title_justify="left")
-    table.add_column("")
-    for column in ("random init", "trained", "gain"):
-        table.add_column(column, justify="right")
-    names = {
-        "knn": "kNN accuracy",
-        "knn_reestimated": "kNN, BatchNorm re-estimated",
-        "linear": "linear probe",
-        "linear_reestimated": "linear probe, BatchNorm re-estimated",
-    }
-    for key, label in names.items():
-        if key in summary["final"]:
-            first, last = summary["initial"][key], summary["final"][key]
-            spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
-            table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
-    if "backbone_std" in summary["final"] and "knn" not in summary["final"]:
-        first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
-        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
-    if summary["mean_mu"] is not None:
-        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
-    console = Console()
-    console.print(table)
-    if "knn" not in summary["final"]:
-        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
-    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
-    console.print(str(folder), style="bold", soft_wrap=True)
 
 
 @app.command()

@@ -46,10 +46,10 @@ def server(
 
       fedssl server smoke --clients a,b,c,d --insecure
     """
-    from fedssl.cli import _print_summary
     from fedssl.deployment.certificates import ServerCertificate, public_keys
     from fedssl.deployment.server import Deployment, serve
     from fedssl.presets import load_config, parse_override
+    from fedssl.reports.tables import print_summary
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     if clients:
@@ -71,7 +71,7 @@ def server(
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command goes on"):
         summary = serve(deployment, _say)
-    _print_summary(summary, out)
+    print_summary(summary, out)
 
 
 def client(

@@ -1,6 +1,7 @@
 """Processes of Flower's that are started, watched and ended with us; what they say goes to a file."""
 
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from fedssl.errors import FedsslError, RoundError
 
 END_LIMIT = 15.0  # seconds to end by itself
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
 
 
@@ -36,7 +38,7 @@ class Child:
             return file.read().decode(errors="replace")
 
     def last_words(self, lines: int = 3) -> str:
-        said = [line.strip() for line in self.output().splitlines() if line.strip()]
+        said = [line.strip() for line in COLOURS.sub("", self.output()).splitlines() if line.strip()]
         return " / ".join(said[-lines:])
 
     def end(self) -> None:

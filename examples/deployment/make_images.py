@@ -1,4 +1,4 @@
-"""Writes synthetic images into a folder: python make_images.py FOLDER SEED-TEXT [COUNT]; stands for a site's own images."""
+"""Writes synthetic images, which stand for a site's own: python make_images.py FOLDER SEED-TEXT [COUNT]."""
 
 import sys
 import zlib

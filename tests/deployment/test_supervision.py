@@ -12,6 +12,7 @@ from fedssl.deployment.supervision import (
     environment,
     free_port,
     is_loopback,
+    marked,
     reachable,
     refuse_insecure,
     running,
@@ -83,6 +84,22 @@ def test_a_process_that_will_not_end_is_killed(tmp_path, monkeypatch):
         while "deaf" not in child.output():
             time.sleep(0.05)
     assert child.process.returncode == -9
+
+
+def test_what_a_killed_process_left_behind_is_ended_too(tmp_path):
+    orphan = "import os, time; os.setsid(); print('orphan', os.getpid(), flush=True); time.sleep(600)"
+    program = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {orphan!r}]); time.sleep(600)"
+    with running([sys.executable, "-c", program], tmp_path / "log", tmp_path) as child:
+        while "orphan" not in child.output():
+            time.sleep(0.05)
+        pid = int(child.output().split()[1])
+        child.process.kill()
+        child.process.wait()
+        assert marked(child.mark) == [pid]
+    deadline = time.monotonic() + 10
+    while marked(child.mark):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_flower_is_quiet_and_keeps_its_files_with_ours(tmp_path):

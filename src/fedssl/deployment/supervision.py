@@ -1,7 +1,9 @@
 """Processes of Flower's that are started, watched and ended with us; what they say goes to a file."""
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import ssl
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from fedssl.errors import FedsslError, RoundError
 
+MARK = "FEDSSL_STARTED"
 END_LIMIT = 15.0  # seconds to end by itself
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Say = Callable[[str], None]
@@ -27,6 +30,7 @@ class Child:
     process: "subprocess.Popen[bytes]"
     log: Path
     begun: int  # where in the file its own output starts
+    mark: str  # in the environment of all that it started
 
     @property
     def ended(self) -> bool:
@@ -48,6 +52,10 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        # Flower's apps notice that their node was killed, but may wait for it for ever before they end.
+        for pid in marked(self.mark):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -58,11 +66,21 @@ def running(command: list[str], log: Path, home: Path) -> Iterator[Child]:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(home)
         )
-    child = Child(process, log, begun)
+    child = Child(process, log, begun, mark)
     try:
         yield child
     finally:
         child.end()
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started, by whomever, with this mark in their environment (on Linux)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def module(name: str, *arguments: str | Path) -> list[str]:

@@ -63,9 +63,9 @@ def running(command: list[str], log: Path, home: Path) -> Iterator[Child]:
     """Starts a command; leaving the block ends it."""
     with log.open("ab") as output:
         begun = log.stat().st_size
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(home)
-        )
+        mark = uuid.uuid4().hex
+        nothing, env = subprocess.DEVNULL, environment(home) | {MARK: mark}
+        process = subprocess.Popen(command, stdin=nothing, stdout=output, stderr=output, env=env)
     child = Child(process, log, begun, mark)
     try:
         yield child

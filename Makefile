@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report check-loggers soak format clean
+.PHONY: help demo test check check-report check-loggers bench soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -13,6 +13,7 @@ help:
 	@echo "make check   lint, format, types, layers, spelling (no tests)"
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
 	@echo "make soak    kills at random instants, a full disk, ten thousand rounds (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
@@ -46,6 +47,9 @@ check-loggers: $(STAMP)
 
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults $(BIN)/python scripts/soak.py

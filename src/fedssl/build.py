@@ -80,6 +80,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
         config.run.seed,
         config.uploads.upload,
         config.uploads.batchnorm,
+        config.run.profile,
     )
     server = Server(
         len(partition.clients),

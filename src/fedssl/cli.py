@@ -35,6 +35,9 @@ def run(
     force: Annotated[
         bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="write where the time of each round goes, for the report too")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write event files for TensorBoard")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="also log to Weights & Biases")] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="also log to MLflow")] = False,
@@ -55,7 +58,7 @@ def run(
     from fedssl.presets import parse_override
 
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    overrides = dict(parse_override(text) for text in settings or [])
+    overrides = dict(parse_override(text) for text in settings or []) | ({"profile": True} if profile else {})
     folder = out or _new_folder(Path(preset).stem)
     loggers = [name for name, on in asked.items() if on]
     _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
@@ -143,8 +146,24 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     if "knn" not in summary["final"]:
         console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
+    if "profile" in summary:
+        _print_profile(summary["profile"])
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
     console.print(str(folder), style="bold", soft_wrap=True)
+
+
+def _print_profile(seconds: dict[str, float]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedssl.stopwatch import PARTS, UNKNOWN
+
+    table = Table("", title="Where the time went", title_justify="left")
+    for column in ("seconds", "share"):
+        table.add_column(column, justify="right")
+    for name, text in {**PARTS, UNKNOWN: "anything else", "wall": "in all"}.items():
+        table.add_row(text, f"{seconds[name]:.1f}", f"{100 * seconds[name] / seconds['wall']:.1f} %")
+    Console().print(table)
 
 
 @app.command()

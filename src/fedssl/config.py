@@ -98,6 +98,7 @@ class Run(BaseModel):
     threads: Annotated[int, Ge(0)] = Field(
         0, description="torch threads; 0: PyTorch's choice; other counts, other bits"
     )
+    profile: bool = Field(False, description="write where the time of each round goes to profile.jsonl")
     keep_checkpoints: Annotated[int, Ge(LEAST_KEPT)] = Field(2, description="the newest may turn out damaged: keep two")
 
 

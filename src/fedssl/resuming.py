@@ -15,7 +15,7 @@ from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.run_record import read_json
 
 # What does not decide the weights of the rounds that are done; a table's name stands for all its settings.
-HARMLESS = ("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "evaluation", "failures")
+HARMLESS = ("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures")
 # Another value of these gives other bits.
 BITS = ("packages.torch", "packages.numpy", "torch_threads", "device", "cpu", "gpu")
 

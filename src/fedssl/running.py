@@ -23,6 +23,7 @@ from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
 from fedssl.reports.encoder_file import save_encoder
 from fedssl.reports.loggers import Logger
+from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.totals import Totals, mean
@@ -40,6 +41,7 @@ class Running:
         self.warnings = RunWarnings()
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
         self.totals = Totals()
+        self.profile = ProfileBook(config.run.profile, folder)
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
@@ -47,6 +49,7 @@ class Running:
     def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """From a checkpoint, or from the beginning, to the last round; returns the summary."""
         done = checkpoint.state.round_number if checkpoint else 0
+        self.profile.start_round()
         self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
         for remark in self.parts.remarks:
             self.view.say(f"note: {remark}")
@@ -59,6 +62,7 @@ class Running:
                 for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
                     state = outcome.state
                     self._after_round(outcome)
+                    self.profile.end_round(outcome, engine)
             status = "finished"
         except TooFewClientsError as error:
             self._record_failures(error.failures)
@@ -82,8 +86,10 @@ class Running:
         self.view.say(f"note: {self._disk_needed()}")
         self.folder.cut_back(-1)  # a process that was killed here before may have left a line
         state = ServerState(0, self.parts.client.initial_global_weights())
-        self.results["initial"] = self._evaluate(state, full=True)
+        with self.profile.clock.part("evaluation"):
+            self.results["initial"] = self._evaluate(state, full=True)
         self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
+        self.profile.end_round()
         return state
 
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
@@ -100,7 +106,8 @@ class Running:
         last, every = round_number == self.config.run.rounds, self.config.evaluation.every
         measured = {}
         if last or (every and round_number % every == 0):
-            measured = self._evaluate(outcome.state, full=last)
+            with self.profile.clock.part("evaluation"):
+                measured = self._evaluate(outcome.state, full=last)
         if last:
             self.results["final"] = measured
         self._record_failures(outcome.failures)
@@ -109,8 +116,9 @@ class Running:
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
         self.totals.add(record)
-        self.folder.append_round(record)
-        self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
+        with self.profile.clock.part("state"):
+            self.folder.append_round(record)
+            self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
         self.logger.log_round(record)
         for warning in self.warnings.check(record):
             self.view.say(f"warning: {warning}")
@@ -183,6 +191,7 @@ class Running:
             **self.results,
             **self.totals.values(),
             "seconds": self._seconds(),
+            **({"profile": totals_of(self.folder.path)} if self.config.run.profile else {}),
             "weights_sha256": self._encoder_weights(state).digest(),
             "data": {
                 "source": self.parts.dataset.source,

@@ -28,6 +28,7 @@ from fedssl.federation.messages import (
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
 from fedssl.methods.base import SiameseMethod
+from fedssl.stopwatch import Stopwatch
 from fedssl.weights import Weights, divergence, non_finite
 
 
@@ -45,9 +46,11 @@ class Client:
         seed: int,
         upload: Literal["online", "target"] = "online",
         batchnorm: BatchNormSharing = "average",
+        profile: bool = False,
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
         self.images_of, self.rounds, self.seed = images_of, rounds, seed
+        self.clock = Stopwatch(profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
@@ -73,13 +76,10 @@ class Client:
     ) -> tuple[ClientState, TrainResult]:
         """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
         started = time.perf_counter()
-        local = self._without_private(state)
-        start, scalars = begin(self.rule, local, task)
-        if local is not None and self.rule.shares and "divergence" not in scalars:
-            scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
-        self._load(state, start, task)
-        images = self.images_of(task.client_id)
-        before = Weights.of(self.method.online_encoder)
+        with self.clock.part("rule"):
+            scalars = self._start(state, task)
+            images = self.images_of(task.client_id)
+            before = Weights.of(self.method.online_encoder)
         report = train_locally(
             self.method,
             images,
@@ -88,11 +88,13 @@ class Client:
             self.training.learning_rate(task.round_number, self.rounds),
             training_seed(self.seed, task.client_id, task.round_number),
             partial(watch, task.client_id) if watch else None,
+            self.clock,
         )
-        weights = weights_of(self.method)
-        self._check_finite(weights, report.loss, task)
-        measured = self.rule.measure(before, weights.online)
-        memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
+        with self.clock.part("rule"):
+            weights = weights_of(self.method)
+            self._check_finite(weights, report.loss, task)
+            measured = self.rule.measure(before, weights.online)
+            memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
         new_state = ClientState(weights, task.round_number, memory, {**task.note, **measured})
         scalars |= measured | {
             "loss": report.loss,
@@ -101,6 +103,15 @@ class Client:
             "seconds": time.perf_counter() - started,
         }
         return new_state, self._result(task, weights, len(images), scalars)
+
+    def _start(self, state: ClientState | None, task: TrainTask) -> Scalars:
+        """Loads the weights with which the rule lets this round begin."""
+        local = self._without_private(state)
+        start, scalars = begin(self.rule, local, task)
+        if local is not None and self.rule.shares and "divergence" not in scalars:
+            scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
+        self._load(state, start, task)
+        return scalars
 
     def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
@@ -155,13 +166,17 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
 
 def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
     """The only client-side path: load the generation the server accepted last, train, keep the new one beside it."""
-    settings = client.settings_for(task)
-    kept = store.find(task, settings)
+    settings, clock = client.settings_for(task), client.clock
+    clock.taken()
+    with clock.part("state"):
+        kept = store.find(task, settings)
     if kept is None:
-        state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
+        with clock.part("state"):
+            state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
         state, result = client.train(state, task, watch)
-        kept = store.save(task, settings, state, result)
-    return store.result(kept, client.sent)
+        with clock.part("state"):
+            kept = store.save(task, settings, state, result)
+    return replace(store.result(kept, client.sent), profile=clock.taken())
 
 
 def attempt(

@@ -17,6 +17,14 @@ from fedssl.weights import Weights, non_finite
 class Engine(Protocol):
     """Carries tasks to clients and brings back their replies, in any order; knows no algorithm."""
 
+    @property
+    def workers(self) -> int:
+        """How many clients are served at once."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long a worker, on average, had nothing to do while tasks were open; adds up over rounds."""
+
     def run_tasks(self, tasks: list[TrainTask]) -> Iterable[TrainResult | Failure]: ...
 
 

@@ -29,7 +29,7 @@ def _examples(count: object) -> str:
 
 
 def _scalars(result: TrainResult) -> str:
-    for name, value in result.scalars.items():
+    for name, value in {**result.profile, **result.scalars}.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             return f"{name} is {value!r}, not a finite number"
     broken = [*non_finite(Weights(result.payload))]

@@ -19,6 +19,7 @@ from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server
+from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
@@ -70,6 +71,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
+    wire = Wire(config.uploads.wire_dtype)
     client = Client(
         method,
         rule,
@@ -81,6 +83,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
         config.uploads.upload,
         config.uploads.batchnorm,
         config.run.profile,
+        wire,
     )
     server = Server(
         len(partition.clients),
@@ -91,6 +94,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
         method.pool,
         config.failures.min_clients,
         config.failures.retries,
+        wire,
     )
     monitor = _monitor(config, dataset)
     return Parts(dataset, partition, client, server, monitor, device, remarks)

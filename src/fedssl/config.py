@@ -21,6 +21,7 @@ from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.model_aggregation import AGGREGATORS, Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
+from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
 from fedssl.settings import Count, Positive, Setting, settings_of
@@ -59,10 +60,11 @@ class Network(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Uploads:
-    """What a client sends of its networks, whatever the server makes of it."""
+    """What travels of the networks, whatever the server makes of it."""
 
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
+    wire_dtype: WireDtype = "fp32"  # numbers that travel, both ways; bf16: half the bytes, int8: about a quarter
 
 
 class Evaluation(BaseModel):

@@ -233,7 +233,8 @@ class Running:
         """In words; an error when not even one generation of states fits."""
         weights, method = self.parts.client.first_weights, self.parts.client.method
         parts = (weights.online, weights.predictor, weights.target, Weights(method.memory()))
-        state, checkpoint = sum(part.num_bytes() for part in parts), weights.online.num_bytes()
+        upload = self.parts.client.upload_bytes() if self.parts.client.sent.apart else 0
+        state, checkpoint = sum(part.num_bytes() for part in parts) + upload, weights.online.num_bytes()
         clients, kept = len(self.parts.partition.clients), self.config.run.keep_checkpoints + 1
         needed, free = kept * (clients * state + checkpoint), free_bytes(self.folder.path)
         if clients * state + checkpoint > free:

@@ -27,6 +27,7 @@ from fedssl.federation.messages import (
     TrainTask,
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
+from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import SiameseMethod
 from fedssl.stopwatch import Stopwatch
 from fedssl.weights import Weights, divergence, non_finite
@@ -47,9 +48,10 @@ class Client:
         upload: Literal["online", "target"] = "online",
         batchnorm: BatchNormSharing = "average",
         profile: bool = False,
+        wire: Wire = EXACT,
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
-        self.images_of, self.rounds, self.seed = images_of, rounds, seed
+        self.images_of, self.rounds, self.seed, self.wire = images_of, rounds, seed, wire
         self.clock = Stopwatch(profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
@@ -60,7 +62,7 @@ class Client:
         )
 
         encoder = "target" if upload == "target" and method.target_encoder is not None else "online"
-        self.sent = Sent(encoder if rule.shares else "", *self.private)
+        self.sent = Sent(encoder if rule.shares else "", *self.private, apart=wire.dtype != "fp32")
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
@@ -71,12 +73,17 @@ class Client:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
         return self._shared(self.first_weights.online, self.first_weights.predictor)
 
+    def upload_bytes(self) -> int:
+        """What a client sends a round, without a method's payload."""
+        return self.wire.encode(self.initial_global_weights()).num_bytes() if self.rule.shares else 0
+
     def train(
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
     ) -> tuple[ClientState, TrainResult]:
         """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
         started = time.perf_counter()
         with self.clock.part("rule"):
+            task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
             scalars = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
@@ -115,10 +122,11 @@ class Client:
 
     def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
+        shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights())
         return TrainResult(
             task.client_id,
             task.round_number,
-            self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights()),
+            self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
             payload=self.method.payload(),
@@ -175,7 +183,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
             state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
         state, result = client.train(state, task, watch)
         with clock.part("state"):
-            kept = store.save(task, settings, state, result)
+            kept = store.save(task, settings, state, result, client.sent.apart)
     return replace(store.result(kept, client.sent), profile=clock.taken())
 
 

@@ -2,9 +2,13 @@
 
 import math
 
+import torch
+
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
+from fedssl.federation.wire import SCALE
 from fedssl.weights import Weights, non_finite
 
+MOST_SCALE = torch.finfo(torch.float32).max / 128  # beyond it a decoded value would be infinite
 MOST_EXAMPLES = 10**9  # an n_k beyond this is a mistake or an attempt to outweigh everybody
 
 
@@ -53,6 +57,9 @@ def _part(part: str, sent: Weights, like: Weights) -> str:
     broken = [*non_finite(sent)]
     if broken:
         return f"{part} {broken[0]}: NaN or infinite"
+    scales = {name: tensor for name, tensor in sent.parameters.items() if name.endswith(SCALE)}
+    if wrong := [name for name, tensor in scales.items() if bool(((tensor < 0) | (tensor > MOST_SCALE)).any())]:
+        return f"{part} {wrong[0]}: a scale that is not from 0 to {MOST_SCALE:.3g}"
     variances = {name: tensor for name, tensor in sent.buffers.items() if name.endswith("running_var")}
     negative = [name for name, tensor in variances.items() if bool((tensor < 0).any())]
     return f"{part} {negative[0]}: a variance below 0" if negative else ""

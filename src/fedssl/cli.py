@@ -304,7 +304,8 @@ def methods() -> None:
     """List the self-supervised methods with their settings ([method] in a config)."""
     from fedssl.methods import METHODS
 
-    _print_registry("method", {name: entry.build for name, entry in METHODS.items()})
+    leaves = {name: f"FEATURES LEAVE THE CLIENT: {entry.leaves}" for name, entry in METHODS.items() if entry.leaves}
+    _print_registry("method", {name: entry.build for name, entry in METHODS.items()}, leaves)
 
 
 @app.command()
@@ -337,13 +338,15 @@ def _print_list(title: str, rows: dict[str, str]) -> None:
     console.print()
 
 
-def _print_registry(table: str, factories: dict[str, Any]) -> None:
+def _print_registry(table: str, factories: dict[str, Any], warnings: dict[str, str] | None = None) -> None:
     from fedssl.config import describe_settings
     from fedssl.settings import summary_of
 
     for name, factory in factories.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f"  {summary_of(factory)}")
+        if warnings and name in warnings:
+            typer.secho(f"    {warnings[name]}", fg="yellow")
         for key, (expected, default) in describe_settings(factory).items():
             typer.echo(f"    {table}.{key} = {default}   ({expected})")
 

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
 from fedssl.client_side import client_store, for_workers
 from fedssl.config import Config
-from fedssl.data.images import fingerprint
+from fedssl.data.images import Images, fingerprint
 from fedssl.engines.in_process import InProcessEngine
 from fedssl.engines.processes import ProcessEngine
 from fedssl.errors import StorageError
@@ -51,6 +52,8 @@ class Running:
         done = checkpoint.state.round_number if checkpoint else 0
         self.profile.start_round()
         self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
+        for warning in self.parts.warnings:
+            self.view.say(f"warning: {warning}")
         for remark in self.parts.remarks:
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
@@ -85,7 +88,8 @@ class Running:
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
         self.folder.cut_back(-1)  # a process that was killed here before may have left a line
-        state = ServerState(0, self.parts.client.initial_global_weights())
+        payload = first_payload(self.config, self.parts, self.folder.base_encoder)
+        state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
         with self.profile.clock.part("evaluation"):
             self.results["initial"] = self._evaluate(state, full=True)
         self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
@@ -201,7 +205,18 @@ class Running:
                 "refused": len(self.parts.dataset.refused),
                 "unused": self.parts.partition.unused,
                 "labelled": len(self.parts.partition.labelled),
+                **self._public(),
             },
+        }
+
+    def _public(self) -> dict[str, Any]:
+        images = self.parts.client.method.public
+        if images is None:
+            return {}
+        return {
+            "public": len(images),
+            "public_source": self.parts.public_source,
+            "public_fingerprint": fingerprint(Images(images)),
         }
 
     def _about(self, state: ServerState) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Client:
             self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
-            payload=self.method.payload(),
+            payload=self.method.payload() if self.rule.shares else {},
         )
 
     def _shared(self, encoder: Weights, predictor: Weights) -> GlobalWeights:

@@ -10,7 +10,7 @@ from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import Aggregator
 from fedssl.federation.model_communication import UpdateRule
-from fedssl.federation.validation import inspect
+from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.weights import Weights, non_finite
 
@@ -53,6 +53,7 @@ class Server:
     min_clients: int | None = None  # fewer good replies than this fail the round; None: half of those asked
     retries: int = 1  # how often clients that gave nothing are asked again while there are too few
     wire: Wire = EXACT  # in which numbers weights travel; the server's own are exact
+    payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
 
     def quorum(self, asked: int) -> int:
         return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
@@ -102,13 +103,14 @@ def gather(
     All as it travels: `state` holds the global weights that the tasks carry.
     """
     like = state.global_weights if server.rule.shares else GlobalWeights(Weights(), Weights())
+    payload_problem = server.payload_problem if server.rule.shares else nothing
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
     for _ in range(server.retries + 1):
         asked = [task for client_id, task in tasks.items() if client_id not in delivered]
         silent = {task.client_id for task in asked}
         for reply in engine.run_tasks(asked):
-            reply = inspect(reply, tasks, like)
+            reply = inspect(reply, tasks, like, payload_problem)
             silent.discard(reply.client_id)
             if isinstance(reply, Failure):
                 failures.append(reply)
@@ -160,7 +162,7 @@ def accept(server: Server, state: ServerState, results: list[TrainResult]) -> Se
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
     for result in results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
-    payload = server.pool([result.payload for result in results])
+    payload = state.payload | server.pool([result.payload for result in results])
     return ServerState(round_number, aggregated, accepted, notes, payload)
 
 

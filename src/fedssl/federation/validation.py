@@ -1,10 +1,11 @@
 """The gate before aggregation: what a client of this run may send; anything else never reaches the global model."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
-from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
+from fedssl.federation.messages import Failure, GlobalWeights, Payload, TrainResult, TrainTask
 from fedssl.federation.wire import SCALE
 from fedssl.weights import Weights, non_finite
 
@@ -12,7 +13,22 @@ MOST_SCALE = torch.finfo(torch.float32).max / 128  # beyond it a decoded value w
 MOST_EXAMPLES = 10**9  # an n_k beyond this is a mistake or an attempt to outweigh everybody
 
 
-def inspect(reply: TrainResult | Failure, tasks: dict[int, TrainTask], like: GlobalWeights) -> TrainResult | Failure:
+def anything(payload: Payload) -> str:  # noqa: ARG001
+    """Takes any payload of finite numbers."""
+    return ""
+
+
+def nothing(payload: Payload) -> str:
+    """Of clients that share nothing."""
+    return f"{min(payload)}: nothing is shared in this run" if payload else ""
+
+
+def inspect(
+    reply: TrainResult | Failure,
+    tasks: dict[int, TrainTask],
+    like: GlobalWeights,
+    payload_problem: Callable[[Payload], str] = anything,
+) -> TrainResult | Failure:
     """The reply itself if all is well with it, otherwise a failure that says what is not."""
     client_id, round_number = reply.client_id, reply.round_number
     if client_id not in tasks:
@@ -23,6 +39,8 @@ def inspect(reply: TrainResult | Failure, tasks: dict[int, TrainTask], like: Glo
     if isinstance(reply, Failure):
         return reply
     problem = _examples(reply.num_examples) or _scalars(reply) or _weights(reply.weights, like)
+    if not problem and (found := payload_problem(reply.payload)):
+        problem = f"payload {found}"
     return Failure(client_id, round_number, "rejected", problem) if problem else reply
 
 

@@ -63,6 +63,10 @@ class RunFolder:
         return self.path / "encoder.safetensors"
 
     @property
+    def base_encoder(self) -> Path:
+        return self.path / "base-encoder"
+
+    @property
     def clients(self) -> Path:
         return self.path / "clients"
 

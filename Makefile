@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Test files in as many processes as there are cores, each with one thread.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 PIP_QUIET := --quiet --disable-pip-version-check
 
 .PHONY: help demo test check check-report check-loggers bench soak format clean
@@ -39,7 +41,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'

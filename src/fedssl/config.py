@@ -312,6 +312,11 @@ def _check_together(config: Config) -> None:
         )
     if num_clients is not None:
         check_round(config, per_round or num_clients)
+    if config.update_rule.settings.get("lambda_at") == "client" and config.uploads.upload == "target":
+        raise FedsslError(
+            "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
+            "another: use 'server'"
+        )
 
 
 def check_round(config: Config, asked: int) -> None:

@@ -102,7 +102,8 @@ class Client:
             self._check_finite(weights, report.loss, task)
             measured = self.rule.measure(before, weights.online)
             memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
-        new_state = ClientState(weights, task.round_number, memory, {**task.note, **measured})
+        kept = {**task.note, **self.rule.kept(scalars), **measured}
+        new_state = ClientState(weights, task.round_number, memory, kept)
         scalars |= measured | {
             "loss": report.loss,
             "feature_std": report.feature_std,

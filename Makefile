@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Test files in as many processes as there are cores, each with one thread.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report check-loggers check-flower soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower bench soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -14,6 +16,7 @@ help:
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
 	@echo "make soak    kills at random instants, a full disk, ten thousand rounds (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
@@ -39,7 +42,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
@@ -50,6 +53,9 @@ check-flower: $(STAMP)
 
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults $(BIN)/python scripts/soak.py

@@ -22,29 +22,30 @@ class Row:
     ours: float | None
     ratio: float | None
     needed: str
+    margin: float | None  # how many times better than needed; from 1 on the target is met
     passed: bool | None  # None: not measured, and `against` says why
 
 
 def faster(target: str, against: str, unit: str, baseline: float, ours: float, at_least: float) -> Row:
     """A speed-up: baseline / ours."""
     ratio = baseline / ours
-    return Row(target, against, unit, baseline, ours, ratio, f"≥ {at_least:g}", ratio >= at_least)
+    return Row(target, against, unit, baseline, ours, ratio, f"≥ {at_least:.3g}", ratio / at_least, ratio >= at_least)
 
 
 def within(target: str, against: str, unit: str, baseline: float, ours: float, at_most: float) -> Row:
     """A cost: ours / baseline."""
     ratio = ours / baseline
-    return Row(target, against, unit, baseline, ours, ratio, f"≤ {at_most:g}", ratio <= at_most)
+    return Row(target, against, unit, baseline, ours, ratio, f"≤ {at_most:.3g}", at_most / ratio, ratio <= at_most)
 
 
 def grows(target: str, against: str, slope: float, low: float, high: float) -> Row:
     """The exponent of a cost curve: 1 is linear, 0 is flat."""
     needed = f"{low:g} … {high:g}" if math.isfinite(low) else f"≤ {high:g}"
-    return Row(target, against, "exponent", None, slope, None, needed, low <= slope <= high)
+    return Row(target, against, "exponent", None, slope, None, needed, None, low <= slope <= high)
 
 
 def not_measured(target: str, why: str, needed: str) -> Row:
-    return Row(target, why, "", None, None, None, needed, None)
+    return Row(target, why, "", None, None, None, needed, None, None)
 
 
 def take_turns(makers: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:

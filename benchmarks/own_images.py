@@ -9,8 +9,10 @@ files, and the median of the repeats counts.
 
 `memory`: makes that many JPEG files, then runs `fedssl run folder` twice in a process of its own: one round over every
 image with a cold cache, then over one in fifty with a warm one. The process may allocate no more than --limit GB
-(RLIMIT_DATA: above, an allocation fails). What it really held is read from /proc several times a second: `own` is
-memory that only the process can free (RssAnon), `mapped` are pages of files, which the system takes back (RssFile).
+(RLIMIT_DATA: above, an allocation fails; the run sees the limit and starts no worker processes that would not fit).
+What it and all its children really held is read from /proc several times a second, pages that several of them have
+shared out among them: `own` is memory that only they can free (Pss_Anon), `mapped` are pages of files, which the system
+takes back (Pss_File).
 Everything is made in a temporary folder and removed at the end; needs about 160 KB an image at 224 pixels.
 """
 
@@ -118,20 +120,41 @@ def decoding(options: argparse.Namespace, folder: Path) -> None:
 
 
 def watch(process: "subprocess.Popen[bytes]", deadline: float) -> dict[str, int]:
-    """The most that a process ever held, in kilobytes, by the names that /proc gives them."""
-    peak = {"RssAnon": 0, "RssFile": 0, "VmRSS": 0}
+    """The most that a process and its children ever held together, in kilobytes, by the names that /proc gives them."""
+    peak = {"Pss_Anon": 0, "Pss_File": 0, "Pss": 0}
     while process.poll() is None:
         if time.monotonic() > deadline:
             process.kill()
             sys.exit("  took too long and was stopped")
-        try:
-            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        except OSError:
-            break
-        now = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith(("Rss", "VmRSS"))}
-        peak = {name: max(most, int(now.get(name, 0))) for name, most in peak.items()}
-        time.sleep(0.2)
+        now = dict.fromkeys(peak, 0)
+        for one in family(process.pid):
+            for line in lines_of(Path(f"/proc/{one}/smaps_rollup")):
+                name, _, value = line.partition(":")
+                if name in now:
+                    now[name] += int(value.split()[0])
+        peak = {name: max(most, now[name]) for name, most in peak.items()}
+        time.sleep(0.3)
     return peak
+
+
+def family(parent: int) -> list[int]:
+    """A process and all its children and theirs."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        for line in lines_of(path):
+            after_name = line.rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
+    found = [parent]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # the process has ended
+        return []
 
 
 def memory(options: argparse.Namespace, folder: Path) -> None:
@@ -151,7 +174,7 @@ def memory(options: argparse.Namespace, folder: Path) -> None:
         peak = watch(process, time.monotonic() + options.minutes * 60)
         if process.returncode:
             sys.exit(f"  failed with exit code {process.returncode}")
-        own, mapped, both = (peak[name] / 1024 for name in ("RssAnon", "RssFile", "VmRSS"))
+        own, mapped, both = (peak[name] / 1024 for name in ("Pss_Anon", "Pss_File", "Pss"))
         print(f"  peak: own {own:,.0f} MB, mapped {mapped:,.0f} MB, at the same time {both:,.0f} MB", flush=True)
     sizes = {path.name: path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()}
     print("cache: " + ", ".join(f"{name} {size / MB:,.1f} MB" for name, size in sizes.items() if size > MB))

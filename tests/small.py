@@ -12,6 +12,7 @@ from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server, ServerState, run_rounds
+from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import convnet, feature_size
 from fedssl.networks.heads import HeadSizes
@@ -70,13 +71,17 @@ def run(
     client=None,
     aggregate=None,
     engine=InProcessEngine,
+    wire="fp32",
     **settings,
 ):
     """A whole federated run; returns every round's outcome and the store of client states."""
     rule = UPDATE_RULES[rule](**settings) if isinstance(rule, str) else rule
     if client is None:
-        client = make_client(make_method(method, seed=seed), rule, clients=clients, rounds=rounds, seed=seed)
-    server = Server(clients, per_round, seed, rule, aggregate or WeightedAverage(), client.method.pool)
+        method = make_method(method, seed=seed)
+        client = make_client(method, rule, clients=clients, rounds=rounds, seed=seed, wire=Wire(wire))
+    server = Server(
+        clients, per_round, seed, rule, aggregate or WeightedAverage(), client.method.pool, wire=client.wire
+    )
     folder.mkdir(exist_ok=True)
     store = ClientStore(folder)
     state = ServerState(0, client.initial_global_weights())

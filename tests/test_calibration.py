@@ -51,6 +51,15 @@ def test_short_runs_and_single_cores_are_not_measured(parts, monkeypatch):
     assert choose(parts, monkeypatch, 0.1, 0.01, cores=1).run.engine == "in-process"
 
 
+def test_workers_that_do_not_fit_into_memory_are_not_started(parts, monkeypatch):
+    monkeypatch.setattr(calibration, "own_bytes", lambda: 1_100_000_000)
+    for available, engine in ((2_100_000_000, "in-process"), (2_300_000_000, "processes"), (None, "processes")):
+        monkeypatch.setattr(calibration, "available_bytes", lambda left=available: left)
+        choice = choose(parts, monkeypatch, here=0.100, apart=0.110)
+        assert choice.run.engine == engine
+        assert ("2 worker processes would need 2.2 GB and 2.1 GB are left" in choice.reason) == (engine == "in-process")
+
+
 def test_what_was_asked_for_is_done(parts, monkeypatch):
     assert choose(parts, monkeypatch, 0.1, 0.01, engine="in-process").run.engine == "in-process"
     asked = choose(parts, monkeypatch, 0.1, 9.0, engine="processes", workers=3).run

@@ -87,10 +87,11 @@ def test_an_override_that_the_new_name_does_not_know_is_an_error():
 
 def test_aggregation_is_the_papers_unless_it_is_named_and_clients_send_what_they_did():
     config = load_config("smoke")
-    assert config.aggregation.as_raw() == {"name": "weighted-average", "upload": "online", "batchnorm": "average"}
+    sent = {"upload": "online", "batchnorm": "average", "wire_dtype": "fp32"}
+    assert config.aggregation.as_raw() == {"name": "weighted-average", **sent}
     raw = {"name": "krum", "selected": 2, "byzantine": 2, "upload": "target"}
     config = load_config("smoke", {"partition.num_clients": 7} | {f"aggregation.{key}": raw[key] for key in raw})
-    assert config.aggregation.as_raw() == raw | {"batchnorm": "average"}
+    assert config.aggregation.as_raw() == sent | raw
     assert (config.uploads.upload, config.uploads.batchnorm) == ("target", "average")
     assert make_aggregator(config.aggregation) == Krum(byzantine=2, selected=2)
     assert make_aggregator(load_config("smoke", {"aggregation.name": "trimmed-mean"}).aggregation) == TrimmedMean()
@@ -100,7 +101,8 @@ def test_another_aggregator_drops_settings_it_does_not_know_and_keeps_what_clien
     path = tmp_path / "mine.toml"
     path.write_text('extends = "smoke"\n[aggregation]\nname = "trimmed-mean"\ntrim = 1\nbatchnorm = "local-layers"\n')
     config = load_config(str(path), {"aggregation.name": "clipped-average", "aggregation.max_norm": 2.5})
-    assert config.aggregation.settings == {"max_norm": 2.5, "upload": "online", "batchnorm": "local-layers"}
+    sent = {"upload": "online", "batchnorm": "local-layers", "wire_dtype": "fp32"}
+    assert config.aggregation.settings == {"max_norm": 2.5, **sent}
     path.write_text(config.as_toml())
     assert load_config(str(path)).as_raw() == config.as_raw()
 

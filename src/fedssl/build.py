@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from fedssl.config import Choice, Config, check_round, make_aggregator
+from fedssl.config import Choice, Config, check_round, choice, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
 from fedssl.data.images import Chosen, Pixels
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
+from fedssl.data.public import choose_public
 from fedssl.errors import FedsslError
 from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
@@ -19,6 +21,7 @@ from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server
+from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
@@ -37,6 +40,8 @@ class Parts:
     monitor: Monitor | SpreadMonitor | NoMonitor
     device: torch.device
     remarks: list[str]
+    warnings: list[str]
+    public_source: str = ""  # in words, where a method's public images come from
 
 
 def choose_device(name: str) -> torch.device:
@@ -60,6 +65,16 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
         return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
 
 
+def build_networks(
+    config: Config, dataset: Dataset, partition: Partition, device: torch.device, progress: Progress = silent
+) -> tuple[SiameseMethod, str]:
+    """The networks where they are trained, and in words where a method's public images come from."""
+    method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    method.public, public_source = choose_public_images(config, dataset, partition, progress)
+    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return method, public_source
+
+
 def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
     device = choose_device(config.run.device)
@@ -67,11 +82,13 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
-    method = build_method(config, dataset.train.channels, dataset.train.image_size)
-    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    method, public_source = build_networks(config, dataset, partition, device, progress)
     client = build_client(config, method, _images_of(dataset, partition))
     server = build_server(config, client, len(partition.clients))
-    return Parts(dataset, partition, client, server, build_monitor(config, dataset), device, remarks)
+    monitor = build_monitor(config, dataset)
+    if method.public is not None:
+        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
+    return Parts(dataset, partition, client, server, monitor, device, remarks, build_warnings(config), public_source)
 
 
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
@@ -85,6 +102,8 @@ def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int
         config.run.seed,
         config.uploads.upload,
         config.uploads.batchnorm,
+        config.run.profile,
+        Wire(config.uploads.wire_dtype),
     )
 
 
@@ -98,7 +117,16 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
         client.method.pool,
         config.failures.min_clients,
         config.failures.retries,
+        client.wire,
+        client.method.payload_problem,
     )
+
+
+def build_warnings(config: Config) -> list[str]:
+    leaves = METHODS[config.method.name].leaves
+    if not leaves or not UPDATE_RULES[config.update_rule.name].shares:
+        return []
+    return [f"FEATURES LEAVE THE CLIENTS: with {config.method.name} every client also sends {leaves}"]
 
 
 def build_monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor | NoMonitor:
@@ -119,11 +147,43 @@ def build_dataset(data: Choice, progress: Progress = silent) -> Dataset:
 
 
 def build_partition(config: Config, dataset: Dataset) -> Partition:
-    """Labelled images are set aside first; the partition deals out the rest."""
+    """Labelled and public images are set aside first; the partition deals out the rest."""
     labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
     count, seed = len(dataset.train), config.run.seed
     labelled = choose_labelled(labels, count, seed, **config.data.settings_for(choose_labelled))
-    return deal_out(config.partition.name, config.partition.settings, labels, count, seed, labelled, dataset.owners)
+    wanted = 0 if config.method.settings.get("public_data") else config.method.settings.get("public_images", 0)
+    if wanted and dataset.owners is not None:
+        raise FedsslError(
+            "method.public_data: these images belong to clients, none of them may be public: name another dataset, "
+            f"one of {', '.join(DATASETS)}"
+        )
+    public = choose_public(count, seed, wanted, labelled)
+    return deal_out(
+        config.partition.name, config.partition.settings, labels, count, seed, labelled, dataset.owners, public
+    )
+
+
+def choose_public_images(
+    config: Config, dataset: Dataset, partition: Partition, progress: Progress = silent
+) -> tuple[torch.Tensor | None, str]:
+    """The images that a method wants everybody to see, without labels, and in words where they come from."""
+    count, name = config.method.settings.get("public_images", 0), config.method.settings.get("public_data", "")
+    if not count:
+        return None, ""
+    if not name and not len(dataset.train):
+        raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
+    if not name:
+        return dataset.train.unlabelled().select(partition.public).pixels, f"of {dataset.name}"
+    if name not in DATASETS:
+        raise FedsslError(f"method.public_data: there is no {name!r}; known: {', '.join(DATASETS)}")
+    other = build_dataset(choice("data", {"name": name}), progress)
+    if (other.train.channels, other.train.image_size) != (dataset.train.channels, dataset.train.image_size):
+        raise FedsslError(
+            f"method.public_data: images of {name} are {other.train.channels} x {other.train.image_size}, those of "
+            f"{dataset.name} {dataset.train.channels} x {dataset.train.image_size}: take a dataset of the same size"
+        )
+    chosen = choose_public(len(other.train), config.run.seed, count, np.empty(0, np.int64))
+    return other.train.unlabelled().select(chosen).pixels, f"of {name}, {other.source}"
 
 
 def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Chosen]:

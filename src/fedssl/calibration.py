@@ -10,12 +10,15 @@ from pathlib import Path
 
 import torch
 
+from fedssl.allocator import give_back
 from fedssl.build import Parts
 from fedssl.client_side import for_workers
 from fedssl.config import Config, Run
 from fedssl.engines.processes import ClientSide, worker_context
 from fedssl.federation.client import Client
 from fedssl.federation.local_training import train_locally
+from fedssl.files import size_text
+from fedssl.memory import available_bytes, own_bytes
 from fedssl.weights import Weights
 
 STEPS = 3  # enough for a choice between two engines
@@ -48,6 +51,8 @@ def choose_engine(config: Config, parts: Parts, folder: Path, total_steps: int) 
     here = seconds_per_step(parts.client, 0)
     if here * total_steps < WORTH_IT:
         return Choice(together)
+    if short := _short_of_memory(workers):
+        return Choice(together, short)
     each = _side_by_side(for_workers(replace(config, run=apart), folder), workers)
     # A round is as long as its fullest worker.
     round_here, round_apart = asked * here, -(-asked // workers) * each
@@ -58,6 +63,19 @@ def choose_engine(config: Config, parts: Parts, folder: Path, total_steps: int) 
     if round_apart < round_here:
         return Choice(apart, f"{measured}: {workers} workers, {round_here / round_apart:.1f}x as fast")
     return Choice(together, f"{measured}: one process is enough")
+
+
+def _short_of_memory(workers: int) -> str:
+    """Why workers cannot be had: each will hold what this process holds after a few steps; "" when they fit."""
+    own = own_bytes()
+    give_back()  # if it is workers that train, this process need not keep what its steps took
+    available = available_bytes()
+    if own is None or available is None or workers * own < available:
+        return ""
+    return (
+        f"{workers} worker processes would need {size_text(workers * own)} and {size_text(available)} are left: "
+        "clients train one after another"
+    )
 
 
 def default_workers(device: torch.device, threads: int, asked: int) -> int:

@@ -42,6 +42,9 @@ def run(
     force: Annotated[
         bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="write where the time of each round goes, for the report too")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write event files for TensorBoard")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="also log to Weights & Biases")] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="also log to MLflow")] = False,
@@ -62,7 +65,8 @@ def run(
     from fedssl.presets import parse_override
 
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
-    overrides = dict(parse_override(text) for text in settings or []) | ({"engine": engine} if engine else {})
+    overrides = dict(parse_override(text) for text in settings or []) | ({"profile": True} if profile else {})
+    overrides |= {"engine": engine} if engine else {}
     folder = out or _new_folder(Path(preset).stem)
     loggers = [name for name, on in asked.items() if on]
     _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
@@ -261,7 +265,8 @@ def methods() -> None:
     """List the self-supervised methods with their settings ([method] in a config)."""
     from fedssl.methods import METHODS
 
-    _print_registry("method", {name: entry.build for name, entry in METHODS.items()})
+    leaves = {name: f"FEATURES LEAVE THE CLIENT: {entry.leaves}" for name, entry in METHODS.items() if entry.leaves}
+    _print_registry("method", {name: entry.build for name, entry in METHODS.items()}, leaves)
 
 
 @app.command()
@@ -294,13 +299,15 @@ def _print_list(title: str, rows: dict[str, str]) -> None:
     console.print()
 
 
-def _print_registry(table: str, factories: dict[str, Any]) -> None:
+def _print_registry(table: str, factories: dict[str, Any], warnings: dict[str, str] | None = None) -> None:
     from fedssl.config import describe_settings
     from fedssl.settings import summary_of
 
     for name, factory in factories.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f"  {summary_of(factory)}")
+        if warnings and name in warnings:
+            typer.secho(f"    {warnings[name]}", fg="yellow")
         for key, (expected, default) in describe_settings(factory).items():
             typer.echo(f"    {table}.{key} = {default}   ({expected})")
 

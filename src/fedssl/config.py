@@ -21,6 +21,7 @@ from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.model_aggregation import AGGREGATORS, Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
+from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
 from fedssl.settings import ClientName, Count, NonNegative, Positive, Setting, settings_of
@@ -59,10 +60,11 @@ class Network(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Uploads:
-    """What a client sends of its networks, whatever the server makes of it."""
+    """What travels of the networks, whatever the server makes of it."""
 
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
+    wire_dtype: WireDtype = "fp32"  # numbers that travel, both ways; bf16: half the bytes, int8: about a quarter
 
 
 class Evaluation(BaseModel):
@@ -109,6 +111,7 @@ class Run(BaseModel):
     threads: Annotated[int, Ge(0)] = Field(
         0, description="torch threads; 0: PyTorch's choice; other counts, other bits"
     )
+    profile: bool = Field(False, description="write where the time of each round goes to profile.jsonl")
     keep_checkpoints: Annotated[int, Ge(LEAST_KEPT)] = Field(2, description="the newest may turn out damaged: keep two")
 
 
@@ -322,6 +325,11 @@ def _check_together(config: Config) -> None:
         )
     if num_clients is not None:
         check_round(config, per_round or num_clients)
+    if config.update_rule.settings.get("lambda_at") == "client" and config.uploads.upload == "target":
+        raise FedsslError(
+            "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
+            "another: use 'server'"
+        )
 
 
 def check_round(config: Config, asked: int) -> None:

@@ -64,6 +64,9 @@ def _run_page(record: RunRecord, prefix: str, images: int, say: Say) -> RunPage:
         looked.data_section(),
         Section(f"{prefix}-cost", "What it cost", "", _made(run_figures.COST, record, prefix, left_out)),
     ]
+    if record.profile:
+        asked_for = _made(run_figures.ON_REQUEST, record, prefix, left_out)
+        sections.append(Section(f"{prefix}-profile", "Where the time went", "", asked_for))
     head, rows = _round_rows(record)
     return RunPage(
         id=prefix,

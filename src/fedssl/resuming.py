@@ -16,7 +16,7 @@ from fedssl.reports.run_record import read_json
 
 # What does not decide the weights of the rounds that are done; a table's name stands for all its settings.
 HARMLESS = (
-    *("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "evaluation", "failures"),
+    *("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures"),
     *("flower.cpus_per_client", "flower.gpus_per_client", "flower.ray_address", "flower.patience"),
 )
 # Another value of these gives other bits.

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
 from fedssl.config import Config
-from fedssl.data.images import fingerprint
+from fedssl.data.images import Images, fingerprint
 from fedssl.errors import StorageError
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
@@ -19,6 +20,7 @@ from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
 from fedssl.reports.encoder_file import save_encoder
 from fedssl.reports.loggers import Logger
+from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.totals import Totals, mean
@@ -45,6 +47,7 @@ class Running:
         self.warnings = RunWarnings()
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
         self.totals = Totals()
+        self.profile = ProfileBook(config.run.profile, folder)
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
@@ -52,7 +55,10 @@ class Running:
     def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """From a checkpoint, or from the beginning, to the last round; returns the summary."""
         done = checkpoint.state.round_number if checkpoint else 0
+        self.profile.start_round()
         self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
+        for warning in self.parts.warnings:
+            self.view.say(f"warning: {warning}")
         for remark in self.parts.remarks:
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
@@ -65,6 +71,7 @@ class Running:
                 for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
                     state = outcome.state
                     self._after_round(outcome)
+                    self.profile.end_round(outcome, engine)
             status = "finished"
         except TooFewClientsError as error:
             self._record_failures(error.failures)
@@ -80,9 +87,12 @@ class Running:
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
         self.folder.cut_back(-1)  # a process that was killed here before may have left a line
-        state = ServerState(0, self.parts.client.initial_global_weights())
-        self.results["initial"] = self._evaluate(state, full=True)
+        payload = first_payload(self.config, self.parts, self.folder.base_encoder)
+        state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
+        with self.profile.clock.part("evaluation"):
+            self.results["initial"] = self._evaluate(state, full=True)
         self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
+        self.profile.end_round()
         return state
 
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
@@ -99,7 +109,8 @@ class Running:
         last, every = round_number == self.config.run.rounds, self.config.evaluation.every
         measured = {}
         if last or (every and round_number % every == 0):
-            measured = self._evaluate(outcome.state, full=last)
+            with self.profile.clock.part("evaluation"):
+                measured = self._evaluate(outcome.state, full=last)
         if last:
             self.results["final"] = measured
         self._record_failures(outcome.failures)
@@ -108,8 +119,9 @@ class Running:
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
         self.totals.add(record)
-        self.folder.append_round(record)
-        self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
+        with self.profile.clock.part("state"):
+            self.folder.append_round(record)
+            self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
         self.logger.log_round(record)
         for warning in self.warnings.check(record):
             self.view.say(f"warning: {warning}")
@@ -183,6 +195,7 @@ class Running:
             **self.results,
             **self.totals.values(),
             "seconds": self._seconds(),
+            **({"profile": totals_of(self.folder.path)} if self.config.run.profile else {}),
             "weights_sha256": self._encoder_weights(state).digest(),
             "data": {
                 "source": self.parts.dataset.source,
@@ -192,7 +205,18 @@ class Running:
                 "refused": len(self.parts.dataset.refused),
                 "unused": self.parts.partition.unused,
                 "labelled": len(self.parts.partition.labelled),
+                **self._public(),
             },
+        }
+
+    def _public(self) -> dict[str, Any]:
+        images = self.parts.client.method.public
+        if images is None:
+            return {}
+        return {
+            "public": len(images),
+            "public_source": self.parts.public_source,
+            "public_fingerprint": fingerprint(Images(images)),
         }
 
     def _about(self, state: ServerState) -> dict[str, Any]:
@@ -225,7 +249,8 @@ class Running:
         """In words; an error when not even one generation of states fits."""
         weights, method = self.parts.client.first_weights, self.parts.client.method
         parts = (weights.online, weights.predictor, weights.target, Weights(method.memory()))
-        state, checkpoint = sum(part.num_bytes() for part in parts), weights.online.num_bytes()
+        upload = self.parts.client.upload_bytes() if self.parts.client.sent.apart else 0
+        state, checkpoint = sum(part.num_bytes() for part in parts) + upload, weights.online.num_bytes()
         clients = len(self.parts.partition.clients) if self.store else 0
         kept = self.config.run.keep_checkpoints + 1
         needed, free = kept * (clients * state + checkpoint), free_bytes(self.folder.path)

@@ -112,9 +112,11 @@ class Federation:
         lines = path.read_text().splitlines() if path.exists() else []
         return json.loads(lines[-1])["round"] if lines else -1
 
-    def tasks_received(self, name):
+    def at_work(self, name):
+        """Whether a client has a task that it has not answered; after its node was killed, always."""
         path = self.folder / name / "state" / "node.log"
-        return path.read_text(errors="replace").count("Receiving: train") if path.exists() else 0
+        log = path.read_text(errors="replace") if path.exists() else ""
+        return log.count("Receiving: train") > log.count("Sending: train")
 
     def wait(self, what, condition, limit=LIMIT):
         deadline = time.monotonic() + limit

@@ -42,21 +42,18 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
         federation.wait("round 1", lambda: federation.done() >= 1)
 
         stranger = _stranger(federation)
-        received = federation.tasks_received("hospital-a")
-        federation.wait("a task for hospital-a", lambda: federation.tasks_received("hospital-a") > received)
+        federation.wait("a task for hospital-a", lambda: federation.at_work("hospital-a"))
         done = federation.done()
         kill(child_of(clients["hospital-a"], "flower_supernode"))
         federation.wait("the round of the killed node", lambda: federation.done() > done)
         assert "connected" in federation.output("hospital-a").partition("connected")[2], "it came back by itself"
 
-        received = federation.tasks_received("hospital-b")
-        federation.wait("a task for hospital-b", lambda: federation.tasks_received("hospital-b") > received)
+        federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
         done = federation.done()
         kill(int((federation.run / "flower/app.pid").read_text()))
         federation.wait("the round of the killed server app", lambda: federation.done() > done)
 
-        received = federation.tasks_received("hospital-b")
-        federation.wait("a task for hospital-b", lambda: federation.tasks_received("hospital-b") > received)
+        federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
         done = federation.done()
         kill(child_of(server, "flower_superlink"))
         federation.wait("the round of the killed SuperLink", lambda: federation.done() > done)

@@ -235,7 +235,7 @@ def test_a_node_that_never_answers_is_left_out_after_the_time_limit(tmp_path, mo
     federation.grid.answer = lambda message, node_id: federation.good(message, node_id) if node_id == 10 else None
     outcome = federation.round()
     assert [(failure.client_id, failure.code) for failure in outcome.failures] == [(1, "timeout")]
-    assert any("for client 1 to train" in text for text in federation.waits)
+    assert any("client 1 to train" in text for text in federation.waits)
 
 
 def test_an_app_that_flower_cannot_run_is_not_asked_for_ever(tmp_path):

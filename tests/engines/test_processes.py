@@ -150,3 +150,13 @@ def test_one_client_alone_is_the_small_federations_result(tmp_path):
     assert digests(outcomes[-1]) == digests(expected[-1])
     store = ClientStore(tmp_path / "x" / "clients")
     assert state_digests(store, outcomes[-1]) == state_digests(expected_store, expected[-1])
+
+
+def test_lambda_at_the_client_is_the_servers_on_this_engine_too(tmp_path):
+    everybody = {"client_sampling.clients_per_round": 6, **QUICK}
+    experiment("BYOL + FedEMA", engine="in-process", **everybody).run(tmp_path / "server")
+    at_client = {"update_rule.lambda_at": "client", **everybody}
+    experiment("BYOL + FedEMA", engine="processes", workers=2, **at_client).run(tmp_path / "client")
+    server, client = everything(tmp_path / "server"), everything(tmp_path / "client")
+    assert client["global"] == server["global"]
+    assert client["clients"] == server["clients"], "lambda_k included"

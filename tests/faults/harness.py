@@ -45,6 +45,7 @@ def everything(folder):
     """All that must be equal: global weights, every client's state, the records and the evaluation."""
     from fedssl.federation.checkpoint import CheckpointStore
     from fedssl.federation.client_store import ClientStore
+    from fedssl.weights import Weights
 
     checkpoints, store = CheckpointStore(folder / "checkpoints"), ClientStore(folder / "clients")
     state = checkpoints.load(checkpoints.rounds()[-1]).state
@@ -58,7 +59,7 @@ def everything(folder):
     metrics = (folder / "metrics.csv").read_text().splitlines()
     return {
         "global": state.global_weights.digest,
-        "server": [state.round_number, state.accepted_round, state.notes],
+        "server": [state.round_number, state.accepted_round, state.notes, Weights(state.payload).digest()],
         "clients": clients,
         "rounds": rounds,
         "metrics": [metrics[0], *(line.split(",")[0] for line in metrics[1:])],

@@ -284,3 +284,54 @@ def test_upload_target_sends_the_target_encoder(tmp_path):
     weights = store.load(0, 1).weights
     assert outcomes[0].results[0].weights.encoder.digest() == weights.target.digest()
     assert weights.target.digest() != weights.online.digest()
+
+
+# --- lambda at the client ---------------------------------------------------------------------------------------------
+
+
+def without_notes(outcomes):
+    return [[(r.client_id, r.scalars.get("mu"), r.scalars.get("scale")) for r in o.results] for o in outcomes]
+
+
+@pytest.mark.parametrize("between", ["global-local", "before-after"])
+def test_lambda_at_the_client_is_the_servers_bit_for_bit_under_full_participation(tmp_path, between):
+    server, server_store = run(tmp_path / "a", "fedema", rounds=4, between=between)
+    client, client_store = run(tmp_path / "b", "fedema", rounds=4, between=between, lambda_at="client")
+    assert [digests(one) for one in server] == [digests(one) for one in client]
+    assert state_digests(server_store, server[-1]) == state_digests(client_store, client[-1])
+    assert without_notes(server) == without_notes(client)
+    assert server[-1].state.notes == {k: {"scale": client_store.load(k, 4).scalars["scale"]} for k in range(4)}
+    assert all(not outcome.state.notes.get(k) for outcome in client for k in range(4)), "no note travels"
+
+
+def test_lambda_at_the_client_by_hand():
+    """tau / ‖W_g − W_k‖ = 0.7 / 5 at the second task; kept from then on, whatever the distance."""
+    rule = FedEMA(lambda_at="client")
+    local, second = state((0.0, 0.0), (0.0,), (9.0, 9.0)), task((3.0, 4.0), (0.0,))
+    _, scalars = rule.update(local, second)
+    assert (scalars["scale"], scalars["mu"]) == pytest.approx((0.14, 0.7))
+    assert rule.kept(scalars) == {"scale": scalars["scale"]}
+    _, later = rule.update(state((0.0, 0.0), (0.0,), (9.0, 9.0), scale=0.14), task((0.0, 1.0), (0.0,)))
+    assert later["mu"] == pytest.approx(0.14)
+    assert rule.note({}, result(0, (1.0,), (0.0,)), GlobalWeights(of(2.0), of(0.0))) == {}
+
+
+def test_lambda_at_the_client_after_missed_rounds_and_at_no_distance():
+    """A client that missed rounds starts over and keeps its lambda; at distance 0 none is set yet."""
+    rule = FedEMA(lambda_at="client")
+    start, scalars = rule.update(state((0.0, 0.0), (0.0,), (9.0, 9.0), last_round=1), task((3.0, 4.0), (0.0,), 5))
+    assert values(start.online) == [3.0, 4.0]
+    assert scalars == {"ema": 0.0, "scale": pytest.approx(0.14)}
+    start, scalars = rule.update(state((3.0, 4.0), (0.0,), (9.0, 9.0)), task((3.0, 4.0), (0.0,)))
+    assert scalars == {"ema": 0.0}
+    assert rule.kept(scalars) == {}
+    assert FedEMA(lambda_at="client", scale=0.5).kept({"scale": 0.5}) == {}
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_lambda_at_the_client_is_nearly_the_servers_where_weights_are_rounded_on_the_way(tmp_path, wire):
+    """The client knows its own weights exactly, the server only as they arrived."""
+    server, _ = run(tmp_path / "a", "fedema", rounds=1, wire=wire)
+    _, store = run(tmp_path / "b", "fedema", rounds=2, wire=wire, lambda_at="client")
+    for k in range(4):
+        assert store.load(k, 2).scalars["scale"] == pytest.approx(server[0].state.notes[k]["scale"], rel=0.02)

@@ -6,7 +6,15 @@ import torch
 from torch import nn
 
 from fedssl.errors import FedsslError
-from fedssl.networks.backbones import BACKBONES, AveragePool, feature_size, find_backbone, resnet18, resnet50
+from fedssl.networks.backbones import (
+    BACKBONES,
+    AveragePool,
+    ShortcutConv,
+    feature_size,
+    find_backbone,
+    resnet18,
+    resnet50,
+)
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
@@ -113,7 +121,7 @@ def test_feature_size_leaves_the_backbone_as_it_was():
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_images_and_gradients_keep_their_memory_format_through_the_network(name, layout):
     """One layer that changes it makes the next work on two layouts, or copies; that is silent and slow."""
-    backbone = BACKBONES[name](3, width=8).to(memory_format=layout)
+    backbone = BACKBONES[name](3, width=16).to(memory_format=layout)
     seen = []
 
     def look(module, given, made):
@@ -134,3 +142,19 @@ def test_average_pool_is_the_mean_over_positions_in_both_directions():
     pooled = AveragePool()(x)
     assert torch.equal(pooled, x.mean(dim=(2, 3), keepdim=True))
     torch.autograd.gradcheck(AveragePool(), x)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 7, 8, 12, 16, 24])
+def test_shortcuts_of_narrow_networks_are_right_in_either_memory_format(channels):
+    """oneDNN's own strided 1x1 convolution is wrong here, or ends the process: see ShortcutConv."""
+    shortcut = ShortcutConv(channels, 2 * channels, 1, stride=2, bias=False)
+    images, wanted = torch.rand(8, channels, 16, 16), torch.rand(8, 2 * channels, 8, 8)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        shortcut.to(memory_format=layout).zero_grad()
+        made = shortcut(images.contiguous(memory_format=layout))
+        made.backward(wanted.contiguous(memory_format=layout))
+        picked = images[:, :, ::2, ::2]
+        by_hand = torch.einsum("oc,nchw->nohw", shortcut.weight[:, :, 0, 0], picked)
+        torch.testing.assert_close(made, by_hand)
+        gradient = torch.einsum("nohw,nchw->oc", wanted, picked)
+        torch.testing.assert_close(shortcut.weight.grad[:, :, 0, 0], gradient, rtol=1e-4, atol=1e-4)

@@ -37,6 +37,7 @@ class Partition:
     unused: int  # images given to nobody, those held out for evaluation not counted
     labelled: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # held out: at no client
     names: tuple[str, ...] = ()  # of the clients, where the data name them
+    public: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # seen by everybody: at no client
 
     def title(self, client: int) -> str:
         """`client 2 (north ward)`, or without a name `client 2`."""
@@ -56,6 +57,7 @@ class Partition:
             "settings": dict(settings or {}),
             "unused": self.unused,
             "labelled": self.labelled.tolist(),
+            "public": self.public.tolist(),
             "names": self.names,
             "clients": [indices.tolist() for indices in self.clients],
         }
@@ -69,19 +71,21 @@ class Partition:
             clients = tuple(np.array(indices, dtype=np.int64) for indices in content["clients"])
             unused = int(content["unused"])
             labelled = np.array(content.get("labelled", []), dtype=np.int64)
+            public = np.array(content.get("public", []), dtype=np.int64)
             names = tuple(map(str, content.get("names", [])))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FedsslError(f"{path} is not a readable partition ({error!r}): make it again") from None
-        everyone = np.concatenate([labelled.reshape(-1), *(indices.reshape(-1) for indices in clients)])
+        apart = (labelled, public)
+        everyone = np.concatenate([part.reshape(-1) for part in (*apart, *clients)])
         if (
-            any(part.ndim != 1 for part in (labelled, *clients))
+            any(part.ndim != 1 for part in (*apart, *clients))
             or len(np.unique(everyone)) != len(everyone)
             or (everyone < 0).any()
         ):
             raise FedsslError(f"{path} gives an image to two clients or has negative image numbers: make it again")
         if names and len(names) != len(clients):
             raise FedsslError(f"{path} names {len(names)} of {len(clients)} clients: make it again")
-        return cls(tuple(np.sort(indices) for indices in clients), unused, np.sort(labelled), names)
+        return cls(tuple(map(np.sort, clients)), unused, np.sort(labelled), names, np.sort(public))
 
 
 def iid(
@@ -217,13 +221,15 @@ def deal_out(
     seed: int,
     labelled: IntArray,
     owners: Owners | None = None,
+    public: IntArray | None = None,
 ) -> Partition:
-    """The partition of this name over all images but the labelled ones, which no client gets."""
-    rest = np.setdiff1d(np.arange(num_images, dtype=np.int64), labelled)
+    """The partition of this name over all images but the labelled and the public ones, which no client gets."""
+    public = np.empty(0, np.int64) if public is None else public
+    rest = np.setdiff1d(np.arange(num_images, dtype=np.int64), np.concatenate([labelled, public]))
     remaining = None if labels is None else labels[rest]
     of_rest = None if owners is None else replace(owners, clients=owners.clients[rest])
     dealt = PARTITIONS[name](remaining, len(rest), seed, of_rest, **settings)
-    return replace(dealt, clients=tuple(rest[indices] for indices in dealt.clients), labelled=labelled)
+    return replace(dealt, clients=tuple(rest[indices] for indices in dealt.clients), labelled=labelled, public=public)
 
 
 def _need_labels(name: str, labels: IntArray | None) -> IntArray:

@@ -15,9 +15,10 @@ from fedssl.build import (
     build,
     build_client,
     build_dataset,
-    build_method,
     build_monitor,
+    build_networks,
     build_server,
+    build_warnings,
     choose_device,
 )
 from fedssl.calibration import Choice
@@ -60,15 +61,15 @@ class AtSites:
         check_round(config, config.client_sampling.clients_per_round or len(names))
         device = choose_device(config.run.device)
         dataset = build_dataset(config.data, progress)
-        method = build_method(config, dataset.train.channels, dataset.train.image_size)
-        method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         partition = Partition(tuple(np.empty(0, np.int64) for _ in names), 0, names=tuple(names))
+        method, public_source = build_networks(config, dataset, partition, device, progress)
         client = build_client(config, method, _nothing)
         remarks = list(dataset.remarks)
         if dataset.labelled is None:
             remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
         server, monitor = build_server(config, client, len(names)), build_monitor(config, dataset)
-        return Parts(dataset, partition, client, server, monitor, device, remarks)
+        warnings = build_warnings(config)
+        return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, public_source)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
         return Choice(config.run.model_copy(update={"engine": "flower"}))

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedssl.build import build, build_client, build_dataset, build_method, choose_device
+from fedssl.build import build, build_client, build_dataset, build_networks, choose_device
 from fedssl.client_side import client_store
 from fedssl.config import Config, Raw, choice, resolve
 from fedssl.data.images import Pixels, fingerprint
+from fedssl.data.partition import Partition
 from fedssl.engines.flower_client import Side
 from fedssl.errors import FedsslError
 from fedssl.federation.client import Client
@@ -105,8 +106,7 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
     images = dataset.train.unlabelled()
     device = choose_device(config.run.device)
     config.local_training.check(device)
-    method = build_method(config, images.channels, images.image_size)
-    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    method, _ = build_networks(config, dataset, Partition((), 0), device)  # none of these images is public
 
     def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
         return images.chosen(np.arange(len(images)))

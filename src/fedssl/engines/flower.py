@@ -204,9 +204,12 @@ class FlowerEngine:
         patience: float,
         time_limit: float | None = None,
         pause: float = 0.1,
+        workers: int = 1_000_000,
     ) -> None:
         self.grid, self.directory, self.folder, self.about = grid, directory, folder, about
         self.waiting, self.patience, self.time_limit, self.pause = waiting, patience, time_limit, pause
+        self.workers = workers  # clients that train at the same time; at their own sites: all
+        self.idle_seconds = 0.0
         self._kept: list[tuple[int, Path]] = []
 
     def __enter__(self) -> Self:
@@ -219,7 +222,7 @@ class FlowerEngine:
 
     def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult | Failure]:
         buffers = _Buffers()
-        begun = time.monotonic()
+        begun, worked = time.monotonic(), 0.0
         pending = {task.client_id: _Pending(task, begun) for task in tasks}
         self._forget_before(max(task.round_number for task in tasks))
         while pending:
@@ -228,9 +231,11 @@ class FlowerEngine:
                 reply = self._advance(one, buffers)
                 if reply is not None:
                     del pending[one.task.client_id]
+                    worked += float(reply.scalars["seconds"]) if isinstance(reply, TrainResult) else 0.0
                     yield reply
             if pending:
                 self._wait(list(pending.values()), time.monotonic() - begun)
+        self.idle_seconds += max(time.monotonic() - begun - worked / min(self.workers, len(tasks)), 0.0)
 
     def _advance(self, one: _Pending, buffers: "_Buffers") -> TrainResult | Failure | None:
         """One step of a task's way: sent, answered, given up, or still nothing."""

@@ -21,11 +21,13 @@ from fedssl.federation.messages import (
     FailureCode,
     GlobalWeights,
     Payload,
+    Scalars,
     TrainResult,
     TrainTask,
 )
 from fedssl.files import storing
 from fedssl.sealed import KNOWN_DTYPES, named_tensors, read_weights
+from fedssl.stopwatch import PARTS
 from fedssl.weights import Weights
 
 FORMAT = "safetensors"
@@ -144,7 +146,7 @@ def pack_reply(reply: TrainResult | Failure) -> RecordDict:
     facts: Facts = {"client": reply.client_id, "round": reply.round_number}
     if isinstance(reply, Failure):
         return record(facts | {"code": reply.code})
-    facts |= {"num_examples": reply.num_examples, "scalars": reply.scalars}
+    facts |= {"num_examples": reply.num_examples, "scalars": reply.scalars, "profile": reply.profile}
     return record(facts, pack_tensors(reply.weights, reply.payload))
 
 
@@ -168,4 +170,11 @@ def unpack_reply(message: Message, keep: Path) -> TrainResult | Failure:
     with storing(keep, weights.num_bytes()):
         save_file(tensors, keep)  # written anew: nothing of what a client laid out in its buffer is mapped here
     upload = FileUpload(keep, weights.num_bytes())
-    return TrainResult(client_id, round_number, upload, facts.get("num_examples"), scalars, payload)  # type: ignore[arg-type]
+    examples, profile = facts.get("num_examples"), _profile(facts.get("profile"))
+    return TrainResult(client_id, round_number, upload, examples, scalars, payload, profile)  # type: ignore[arg-type]
+
+
+def _profile(told: object) -> Scalars:
+    """Seconds by part, as far as they are some."""
+    known = {name: told[name] for name in PARTS if name in told} if isinstance(told, dict) else {}
+    return {name: float(seconds) for name, seconds in known.items() if isinstance(seconds, int | float)}

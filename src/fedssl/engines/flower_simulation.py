@@ -69,7 +69,14 @@ class Simulation:
             self._watch,
             PATIENCE,
             self.time_limit,
+            workers=self._side_by_side(),
         )
+
+    def _side_by_side(self) -> int:
+        """Clients that train at the same time; of a cluster nothing is known here."""
+        if self.resources.ray_address:
+            return self.clients
+        return max(int((os.cpu_count() or 1) / self.resources.cpus_per_client), 1)
 
     def __exit__(self, *details: object) -> None:
         self._done.set()

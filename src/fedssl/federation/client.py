@@ -27,7 +27,9 @@ from fedssl.federation.messages import (
     TrainTask,
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
+from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import SiameseMethod
+from fedssl.stopwatch import Stopwatch
 from fedssl.weights import Weights, divergence, non_finite
 
 
@@ -45,9 +47,12 @@ class Client:
         seed: int,
         upload: Literal["online", "target"] = "online",
         batchnorm: BatchNormSharing = "average",
+        profile: bool = False,
+        wire: Wire = EXACT,
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
-        self.images_of, self.rounds, self.seed = images_of, rounds, seed
+        self.images_of, self.rounds, self.seed, self.wire = images_of, rounds, seed, wire
+        self.clock = Stopwatch(profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
@@ -57,7 +62,7 @@ class Client:
         )
 
         encoder = "target" if upload == "target" and method.target_encoder is not None else "online"
-        self.sent = Sent(encoder if rule.shares else "", *self.private)
+        self.sent = Sent(encoder if rule.shares else "", *self.private, apart=wire.dtype != "fp32")
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
@@ -68,18 +73,20 @@ class Client:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
         return self._shared(self.first_weights.online, self.first_weights.predictor)
 
+    def upload_bytes(self) -> int:
+        """What a client sends a round, without a method's payload."""
+        return self.wire.encode(self.initial_global_weights()).num_bytes() if self.rule.shares else 0
+
     def train(
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
     ) -> tuple[ClientState, TrainResult]:
         """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
         started = time.perf_counter()
-        local = self._without_private(state)
-        start, scalars = begin(self.rule, local, task)
-        if local is not None and self.rule.shares and "divergence" not in scalars:
-            scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
-        self._load(state, start, task)
-        images = self.images_of(task.client_id)
-        before = Weights.of(self.method.online_encoder)
+        with self.clock.part("rule"):
+            task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
+            scalars = self._start(state, task)
+            images = self.images_of(task.client_id)
+            before = Weights.of(self.method.online_encoder)
         report = train_locally(
             self.method,
             images,
@@ -88,12 +95,15 @@ class Client:
             self.training.learning_rate(task.round_number, self.rounds),
             training_seed(self.seed, task.client_id, task.round_number),
             partial(watch, task.client_id) if watch else None,
+            self.clock,
         )
-        weights = weights_of(self.method)
-        self._check_finite(weights, report.loss, task)
-        measured = self.rule.measure(before, weights.online)
-        memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
-        new_state = ClientState(weights, task.round_number, memory, {**task.note, **measured})
+        with self.clock.part("rule"):
+            weights = weights_of(self.method)
+            self._check_finite(weights, report.loss, task)
+            measured = self.rule.measure(before, weights.online)
+            memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
+        kept = {**task.note, **self.rule.kept(scalars), **measured}
+        new_state = ClientState(weights, task.round_number, memory, kept)
         scalars |= measured | {
             "loss": report.loss,
             "feature_std": report.feature_std,
@@ -102,15 +112,25 @@ class Client:
         }
         return new_state, self._result(task, weights, len(images), scalars)
 
+    def _start(self, state: ClientState | None, task: TrainTask) -> Scalars:
+        """Loads the weights with which the rule lets this round begin."""
+        local = self._without_private(state)
+        start, scalars = begin(self.rule, local, task)
+        if local is not None and self.rule.shares and "divergence" not in scalars:
+            scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
+        self._load(state, start, task)
+        return scalars
+
     def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
+        shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights())
         return TrainResult(
             task.client_id,
             task.round_number,
-            self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights()),
+            self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
-            payload=self.method.payload(),
+            payload=self.method.payload() if self.rule.shares else {},
         )
 
     def _shared(self, encoder: Weights, predictor: Weights) -> GlobalWeights:
@@ -155,13 +175,17 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
 
 def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
     """The only client-side path: load the generation the server accepted last, train, keep the new one beside it."""
-    settings = client.settings_for(task)
-    kept = store.find(task, settings)
+    settings, clock = client.settings_for(task), client.clock
+    clock.taken()
+    with clock.part("state"):
+        kept = store.find(task, settings)
     if kept is None:
-        state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
+        with clock.part("state"):
+            state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
         state, result = client.train(state, task, watch)
-        kept = store.save(task, settings, state, result)
-    return store.result(kept, client.sent)
+        with clock.part("state"):
+            kept = store.save(task, settings, state, result, client.sent.apart)
+    return replace(store.result(kept, client.sent), profile=clock.taken())
 
 
 def attempt(

@@ -22,6 +22,7 @@ from fedssl.sealed import Sealed, named_tensors, rounds_in, seal, unseal
 from fedssl.weights import Weights
 
 PARTS = ("online", "predictor", "target")
+UPLOAD = ("upload/encoder", "upload/predictor")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Sent:
     encoder: str  # "online" or "target"; "": nothing is shared
     private_encoder: frozenset[str] = frozenset()
     private_predictor: frozenset[str] = frozenset()
+    apart: bool = False  # the upload is not those weights as they are: it is kept beside the state
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class StoredUpload:
 
     def read(self) -> GlobalWeights:
         sealed = Sealed(self.folder, {})  # checked when it was written or found, moments ago
+        if self.sent.apart:
+            return GlobalWeights(sealed.weights(UPLOAD[0]), sealed.weights(UPLOAD[1]))
         return GlobalWeights(
             sealed.weights(self.sent.encoder).without(self.sent.private_encoder),
             sealed.weights("predictor").without(self.sent.private_predictor),
@@ -97,12 +101,20 @@ class ClientStore:
             return None  # it is trained again
         return sealed if sealed and sealed.facts["task"] == _key(task, settings) else None
 
-    def save(self, task: TrainTask, settings: str, state: ClientState, result: TrainResult) -> Sealed:
-        """Seals this round's generation, then removes those that no checkpoint can ask for any more."""
+    def save(
+        self, task: TrainTask, settings: str, state: ClientState, result: TrainResult, apart: bool = False
+    ) -> Sealed:
+        """Seals this round's generation, then removes those that no checkpoint can ask for any more.
+
+        `apart`: with the upload, where it is not just a part of the state.
+        """
         tensors = {f"memory/{name}": tensor for name, tensor in state.memory.items()}
         tensors |= {f"payload/{name}": tensor for name, tensor in result.payload.items()}
         for part in PARTS:
             tensors |= named_tensors(part, getattr(state.weights, part))
+        if apart:
+            sent = result.weights
+            tensors |= named_tensors(UPLOAD[0], sent.encoder) | named_tensors(UPLOAD[1], sent.predictor)
         told = {"num_examples": result.num_examples, "scalars": result.scalars, "bytes": result.upload.num_bytes()}
         facts = {
             "client": task.client_id,

@@ -17,6 +17,7 @@ from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
 from fedssl.seeding import derive_seed, global_stream, torch_stream
 from fedssl.settings import Count, Fraction, NonNegative
+from fedssl.stopwatch import Stopwatch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -106,11 +107,13 @@ def train_locally(
     lr: float,
     seed: int,
     on_step: Callable[[int, int, int], None] | None = None,
+    clock: Stopwatch | None = None,
 ) -> TrainingReport:
     """Trains the method in place on uint8 images and returns the mean loss over the last epoch."""
     if len(pixels) < 2:
         raise FedsslError(f"{len(pixels)} images are too few: BatchNorm needs at least 2 in a batch")
     keep_freed_memory()
+    clock = clock or Stopwatch()
     device = next(method.parameters()).device
     settings.check(device)
     stepper = Stepper(method, settings, lr, device)
@@ -126,14 +129,16 @@ def train_locally(
             loss_sum.zero_()
             order = torch.randperm(len(pixels), generator=order_stream)
             for step in range(steps):
-                batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
-                views = two_views(batch.to(device, non_blocking=True), recipe, augment_stream)
+                with clock.part("augment"):
+                    batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
+                    views = two_views(batch.to(device, non_blocking=True), recipe, augment_stream)
                 done = epoch * steps + step + 1
-                if done < total:
-                    loss_sum += stepper.step(*views)
-                else:
-                    loss, projections = stepper.last_step(*views)
-                    loss_sum += loss
+                with clock.part("steps"):
+                    if done < total:
+                        loss_sum += stepper.step(*views)
+                    else:
+                        loss, projections = stepper.last_step(*views)
+                        loss_sum += loss
                 if on_step:
                     on_step(done, total, done * batch_size)
     return TrainingReport(float(loss_sum) / steps, total, total * batch_size, feature_std(projections))

@@ -94,6 +94,7 @@ class TrainResult:
     num_examples: int
     scalars: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
+    profile: Scalars = field(default_factory=dict)  # seconds by part, when a run asks for them
 
     @property
     def weights(self) -> GlobalWeights:

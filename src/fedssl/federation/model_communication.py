@@ -33,6 +33,10 @@ class UpdateRule(ABC):
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         """The weights with which the client starts this round."""
 
+    def kept(self, scalars: Scalars) -> Scalars:  # noqa: ARG002
+        """Client side: what of an update's numbers the client keeps in its own state."""
+        return {}
+
     def measure(self, before: Weights, after: Weights) -> Scalars:  # noqa: ARG002
         """Client side, after local training: what this rule must remember of the online encoder's change."""
         return {}
@@ -158,7 +162,8 @@ class FedEMA(_DivergenceRule):
     """W_k ← mu W_k + (1 − mu) W_g, same for the predictor, mu = min(lambda_k · divergence, 1) (the paper's method).
 
     `scale` fixes lambda; without it the autoscaler sets lambda_k = tau / divergence once, at the client's first round,
-    so that its first mu is tau. scale = 0 is FedBYOL.
+    so that its first mu is tau. scale = 0 is FedBYOL. lambda_at = "client": nothing about a single client is needed at
+    the server, no note travels; equal under full participation, where the next task brings W_g^{r+1}.
     """
 
     scale: NonNegative | None = None
@@ -166,11 +171,13 @@ class FedEMA(_DivergenceRule):
     apply_to: Literal["both", "encoder", "predictor"] = "both"
     between: Between = "global-local"
     norm: Norm = "l2"
+    lambda_at: Literal["server", "client"] = "server"
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
-        scale = self.scale if self.scale is not None else task.note.get("scale")
+        scale = self._scale(local, task)
         if scale is None or _starts_over(self.stale, local, task):
-            return from_global(task)
+            start, scalars = from_global(task)
+            return start, scalars if scale is None or self.lambda_at == "server" else {**scalars, "scale": scale}
         if _missed(local, task) and self.stale == "keep-target":
             return _mixed(local, task, 0.0, 0.0), {"ema": 0.0, "scale": scale}
         distance = self.distance(local, task)
@@ -180,9 +187,24 @@ class FedEMA(_DivergenceRule):
         scalars = {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
         return _mixed(local, task, encoder_mu, predictor_mu), scalars
 
+    def _scale(self, local: ClientState, task: TrainTask) -> float | None:
+        """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""
+        if self.scale is not None:
+            return self.scale
+        if self.lambda_at == "server":
+            return task.note.get("scale")
+        if "scale" in local.scalars:
+            return local.scalars["scale"]
+        distance = self.distance(local, task)
+        return self.tau / distance if distance > 0 else None
+
+    def kept(self, scalars: Scalars) -> Scalars:
+        mine = self.lambda_at == "client" and self.scale is None and "scale" in scalars
+        return {"scale": scalars["scale"]} if mine else {}
+
     def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
         """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of 0 leaves it for a later round."""
-        if "scale" in noted or self.scale is not None:
+        if "scale" in noted or self.scale is not None or self.lambda_at == "client":
             return noted
         if self.between == "before-after":
             distance = result.scalars["training_divergence"]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedssl.errors import FedsslError, RoundError
@@ -10,12 +10,21 @@ from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import Aggregator
 from fedssl.federation.model_communication import UpdateRule
-from fedssl.federation.validation import inspect
+from fedssl.federation.validation import anything, inspect, nothing
+from fedssl.federation.wire import EXACT, Wire
 from fedssl.weights import Weights, non_finite
 
 
 class Engine(Protocol):
     """Carries tasks to clients and brings back their replies, in any order; knows no algorithm."""
+
+    @property
+    def workers(self) -> int:
+        """How many clients are served at once."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long a worker, on average, had nothing to do while tasks were open; adds up over rounds."""
 
     def run_tasks(self, tasks: list[TrainTask]) -> Iterable[TrainResult | Failure]: ...
 
@@ -43,6 +52,8 @@ class Server:
     pool: Callable[[list[Payload]], Payload]  # the method's way to join its clients' payloads
     min_clients: int | None = None  # fewer good replies than this fail the round; None: half of those asked
     retries: int = 1  # how often clients that gave nothing are asked again while there are too few
+    wire: Wire = EXACT  # in which numbers weights travel; the server's own are exact
+    payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
 
     def quorum(self, asked: int) -> int:
         return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
@@ -72,8 +83,11 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
     started = time.perf_counter()
     round_number = state.round_number + 1
     sampled = sample_clients(server.num_clients, server.clients_per_round, server.seed, round_number)
-    tasks = {client_id: make_task(server, state, client_id) for client_id in sampled}
-    results, failures = gather(server, engine, state, tasks)
+    # Once for all tasks: an engine may see that they carry the same.
+    outgoing = replace(state, global_weights=server.wire.encode(state.global_weights))
+    tasks = {client_id: make_task(server, outgoing, client_id) for client_id in sampled}
+    results, failures = gather(server, engine, outgoing, tasks)
+    results = [replace(one, upload=server.wire.open(one.upload, state.global_weights)) for one in results]
     trained = time.perf_counter()
     new_state = accept(server, state, results)
     ended = time.perf_counter()
@@ -84,15 +98,19 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
 def gather(
     server: Server, engine: Engine, state: ServerState, tasks: dict[int, TrainTask]
 ) -> tuple[list[TrainResult], list[Failure]]:
-    """Good replies by client, and all that went wrong; asks again while fewer than the quorum delivered."""
+    """Good replies by client, and all that went wrong; asks again while fewer than the quorum delivered.
+
+    All as it travels: `state` holds the global weights that the tasks carry.
+    """
     like = state.global_weights if server.rule.shares else GlobalWeights(Weights(), Weights())
+    payload_problem = server.payload_problem if server.rule.shares else nothing
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
     for _ in range(server.retries + 1):
         asked = [task for client_id, task in tasks.items() if client_id not in delivered]
         silent = {task.client_id for task in asked}
         for reply in engine.run_tasks(asked):
-            reply = inspect(reply, tasks, like)
+            reply = inspect(reply, tasks, like, payload_problem)
             silent.discard(reply.client_id)
             if isinstance(reply, Failure):
                 failures.append(reply)
@@ -141,17 +159,17 @@ def accept(server: Server, state: ServerState, results: list[TrainResult]) -> Se
     if not server.rule.shares:
         return ServerState(round_number, state.global_weights, accepted, state.notes, state.payload)
     aggregated = _aggregated(server, state, results)
-    notes = dict(state.notes)
+    notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
     for result in results:
-        notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, aggregated)
-    payload = server.pool([result.payload for result in results])
+        notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
+    payload = state.payload | server.pool([result.payload for result in results])
     return ServerState(round_number, aggregated, accepted, notes, payload)
 
 
 def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> GlobalWeights:
     unchanged = f"the global weights stay as they were after round {state.round_number}"
     try:
-        aggregated = server.aggregate(results, state.global_weights)
+        aggregated = server.aggregate(results, server.wire.arrived(state.global_weights))
     except FedsslError as error:  # e.g. Krum, when clients failed and too few are left
         raise RoundError(f"round {state.round_number + 1}: {error}; {unchanged}") from None
     broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]

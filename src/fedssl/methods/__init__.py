@@ -6,6 +6,7 @@ from functools import partial
 
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.byol import BYOL
+from fedssl.methods.fedca import FedCA
 from fedssl.methods.moco import MoCo
 from fedssl.methods.simclr import SimCLR
 from fedssl.methods.simsiam import SimSiam
@@ -18,6 +19,7 @@ class MethodEntry:
     build: Callable[..., SiameseMethod]
     recipe: str = "simclr"
     schedule: str = "cosine"
+    leaves: str = ""  # what leaves a client beside weights and counts, in words
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -26,4 +28,5 @@ METHODS: dict[str, MethodEntry] = {
     "mocov2": MethodEntry(MoCo),
     "simsiam": MethodEntry(SimSiam),
     "byol": MethodEntry(BYOL),
+    "fedca": MethodEntry(FedCA, leaves="normalised projections of some of its images (features)"),
 }

@@ -17,6 +17,13 @@ class SiameseMethod(nn.Module, ABC):
     the networks (MoCo's queue) are buffers registered on the method itself.
     """
 
+    # Of methods that need images which everybody may see (FedCA): how many, of which dataset ("": the run's own), and
+    # for how long the server trains a base on them before round 1. `public` holds them, uint8, once they are chosen.
+    public_images: int = 0
+    public_data: str = ""
+    base_epochs: int = 0
+    public: Tensor | None = None
+
     def __init__(self, online_encoder: Encoder, predictor: nn.Module | None = None, has_target: bool = False) -> None:
         super().__init__()
         self.online_encoder = online_encoder
@@ -47,9 +54,16 @@ class SiameseMethod(nn.Module, ABC):
         """What a method sends beside its weights after a round; nothing, unless it says so aloud."""
         return {}
 
-    @staticmethod
-    def pool(payloads: list[dict[str, Tensor]]) -> dict[str, Tensor]:  # noqa: ARG004
-        """Server side: joins the clients' payloads into the one that the next tasks carry."""
+    def payload_problem(self, payload: dict[str, Tensor]) -> str:
+        """Server side: what a client may not send as a payload, in words; "": all is well."""
+        return f"{min(payload)}: this method shares nothing but weights" if payload else ""
+
+    def pool(self, payloads: list[dict[str, Tensor]]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Server side: joins the clients' payloads; what it does not name in the next tasks stays as it was."""
+        return {}
+
+    def first_payload(self) -> dict[str, Tensor]:
+        """Server side, before round 1, of a copy that was trained `base_epochs` on the public images."""
         return {}
 
     def receive(self, payload: dict[str, Tensor]) -> None:

@@ -46,13 +46,18 @@ def simsiam_loss(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 @in_float32
-def nt_xent(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
-    """SimCLR: cross entropy of finding the other view among the 2B − 1 other projections of the batch."""
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float, negatives: Tensor | None = None) -> Tensor:
+    """SimCLR: cross entropy of finding the other view among the 2B − 1 other projections of the batch.
+
+    `negatives`: further ones, normalised, that every projection is also told apart from (FedCA's dictionary).
+    """
     z = F.normalize(torch.cat([z1, z2]), dim=1)  # 2B x d
     similarity = z @ z.T / temperature  # 2B x 2B
     similarity.fill_diagonal_(float("-inf"))  # an image is not its own negative
     count = z1.shape[0]
     other_view = torch.arange(2 * count, device=z.device).roll(count)
+    if negatives is not None and len(negatives):
+        similarity = torch.cat([similarity, z @ negatives.T / temperature], dim=1)  # 2B x (2B + D)
     return F.cross_entropy(similarity, other_view)
 
 
@@ -63,3 +68,9 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     negative = query @ queue.T  # B x Q
     logits = torch.cat([positive, negative], dim=1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
+
+
+@in_float32
+def alignment(projection: Tensor, base: Tensor) -> Tensor:
+    """FedCA: mean_i ‖z_i / ‖z_i‖ − b_i‖², b normalised."""
+    return (F.normalize(projection, dim=1) - base).square().sum(dim=1).mean()

@@ -89,7 +89,21 @@ class Bottleneck(nn.Module):
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+    return nn.Sequential(ShortcutConv(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+
+
+class ShortcutConv(nn.Conv2d):
+    """1x1 with a stride; for few channels the positions are picked first, which gives the same values.
+
+    In channels-last memory oneDNN's backward pass of the former writes outside its memory when there are fewer channels
+    than a vector block, 8 or 16 by CPU (oneDNN issue 6035): wrong gradients, or a crash some time later.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_channels >= 16:
+            return super().forward(x)
+        rows, columns = self.stride
+        return nn.functional.conv2d(x[:, :, ::rows, ::columns], self.weight)
 
 
 class ResNet(nn.Module):

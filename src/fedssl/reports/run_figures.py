@@ -9,6 +9,7 @@ from fedssl.reports.metrics import metrics_of
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
 from fedssl.reports.run_record import RunRecord, Table
+from fedssl.stopwatch import PARTS, UNKNOWN
 
 
 def accuracy(record: RunRecord, prefix: str) -> Figure:
@@ -100,6 +101,22 @@ def seconds(record: RunRecord, prefix: str) -> Figure:
     return Figure.of(f"{prefix}-seconds", "Time", caption, drawing)
 
 
+def profile(record: RunRecord, prefix: str) -> Figure:
+    rounds = record.profile
+    if not rounds:
+        raise FedsslError("the run was not started with --profile")
+    names = {**PARTS, UNKNOWN: "anything else"}
+    stacks = {text: [max(float(one["parts"][name]), 0.0) for one in rounds] for name, text in names.items()}
+    wall = sum(float(one["wall"]) for one in rounds)
+    shares = {text: 100 * sum(values) / wall for text, values in stacks.items()}
+    told = ", ".join(f"{text} {share:.1f} %" for text, share in sorted(shares.items(), key=lambda item: -item[1]))
+    workers = max(int(one["workers"]) for one in rounds)
+    side_by_side = f" {workers} workers side by side: their time counts 1/{workers}." if workers > 1 else ""
+    caption = f"Of {wall:.1f} s in all: {told}. Round 0 is the evaluation of the random encoder.{side_by_side}"
+    drawing = bars(f"{prefix}-profile-plot", told, [one["round"] for one in rounds], stacks, "seconds a round")
+    return Figure.of(f"{prefix}-profile", "Where the time went", caption, drawing)
+
+
 def traffic(record: RunRecord, prefix: str) -> Figure:
     rounds = [(one["round"], metrics_of(one)) for one in record.trained]
     stacks = {
@@ -134,6 +151,7 @@ CLIENTS: dict[str, Maker] = {
     "Collapse measure": collapse,
 }
 COST: dict[str, Maker] = {"Time": seconds, "Traffic": traffic}
+ON_REQUEST: dict[str, Maker] = {"Where the time went": profile}
 
 
 def comparison(records: Sequence[RunRecord]) -> Section:

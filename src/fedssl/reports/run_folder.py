@@ -64,6 +64,10 @@ class RunFolder:
         return self.path / "encoder.safetensors"
 
     @property
+    def base_encoder(self) -> Path:
+        return self.path / "base-encoder"
+
+    @property
     def clients(self) -> Path:
         return self.path / "clients"
 
@@ -113,6 +117,10 @@ class RunFolder:
         append_line(self.path / "rounds.jsonl", json.dumps(record))
         append_csv(self.path / "metrics.csv", record)
 
+    def append_profile(self, record: dict[str, Any]) -> None:
+        """One line a round: its wall time and the seconds of each part."""
+        append_line(self.path / "profile.jsonl", json.dumps(record))
+
     def append_failure(self, record: dict[str, Any]) -> None:
         """One line a client that failed in a round, with the traceback."""
         append_line(self.path / "failures.jsonl", json.dumps(record))
@@ -124,9 +132,9 @@ class RunFolder:
     def read_rounds(self) -> list[dict[str, Any]]:
         return read_rounds(self.path / "rounds.jsonl")
 
-    def written_rounds(self) -> list[dict[str, Any]]:
-        """The whole lines of rounds.jsonl: a killed process may have left a torn one, and lines of a lost round."""
-        path = self.path / "rounds.jsonl"
+    def written_rounds(self, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+        """The whole lines of a file: a killed process may have left a torn one, and lines of a lost round."""
+        path = self.path / name
         found: dict[int, dict[str, Any]] = {}
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
@@ -141,6 +149,9 @@ class RunFolder:
         records = [record for record in self.written_rounds() if record["round"] <= last_round]
         write_atomically(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         write_atomically(self.path / "metrics.csv", csv_text(records))
+        if (self.path / "profile.jsonl").exists():
+            kept = [record for record in self.written_rounds("profile.jsonl") if record["round"] <= last_round]
+            write_atomically(self.path / "profile.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
         return records
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:

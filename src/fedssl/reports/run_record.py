@@ -50,6 +50,12 @@ class RunRecord:
         return list(self.summary.get("evaluation", []))
 
     @property
+    def profile(self) -> list[Table]:
+        """Where the time of each round went; nothing when the run did not ask for it."""
+        path = self.path / "profile.jsonl"
+        return read_lines(path) if path.exists() else []
+
+    @property
     def title(self) -> str:
         return describe_config(self.config, len(self.summary.get("data", {}).get("clients", [])))
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from fedssl.reports.compare import Row, differing_settings, results
 from fedssl.reports.listing import Listed
 from fedssl.reports.run_record import RunRecord
+from fedssl.stopwatch import PARTS, UNKNOWN
 
 PIPE_WIDTH = 1000
 
@@ -85,5 +86,16 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     console.print(table)
     if "knn" not in summary["final"]:
         console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
+    if "profile" in summary:
+        _print_profile(summary["profile"])
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
     console.print(str(folder), style="bold", soft_wrap=True)
+
+
+def _print_profile(seconds: dict[str, float]) -> None:
+    table = Table("", title="Where the time went", title_justify="left")
+    for column in ("seconds", "share"):
+        table.add_column(column, justify="right")
+    for name, text in {**PARTS, UNKNOWN: "anything else", "wall": "in all"}.items():
+        table.add_row(text, f"{seconds[name]:.1f}", f"{100 * seconds[name] / seconds['wall']:.1f} %")
+    Console().print(table)

@@ -21,7 +21,14 @@ DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synt
 def headline(record: RunRecord) -> str:
     """`BYOL with FedEMA on CIFAR-10`, as far as the names are known."""
     config = record.config
-    words = {"byol": "BYOL", "simclr": "SimCLR", "simsiam": "SimSiam", "mocov1": "MoCo v1", "mocov2": "MoCo v2"}
+    words = {
+        "byol": "BYOL",
+        "simclr": "SimCLR",
+        "simsiam": "SimSiam",
+        "mocov1": "MoCo v1",
+        "mocov2": "MoCo v2",
+        "fedca": "FedCA",
+    }
     rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
     method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))
     return f"{words.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
@@ -42,7 +49,18 @@ def _who(record: RunRecord) -> str:
     held = f"{sum(sizes):,} images between them ({data}; {share})" if sizes else f"images ({data}; {share})"
     count = len(sizes) or config["partition"].get("num_clients", 0)
     written = COUNTS[count] if 0 < count < len(COUNTS) else f"{count:,}"
-    return f"{written} clients held {held}, without labels. No image left its client: only network weights travelled."
+    leaves = _leaves(config)
+    travelled = f"network weights and {leaves} travelled." if leaves else "only network weights travelled."
+    return f"{written} clients held {held}, without labels. No image left its client: {travelled}"
+
+
+def _leaves(config: Table) -> str:
+    """What left the clients beside weights."""
+    entry, rule = (
+        METHODS.get(str(config["method"].get("name"))),
+        UPDATE_RULES.get(config["update_rule"].get("name", "")),
+    )
+    return entry.leaves if entry and (rule is None or rule.shares) else ""
 
 
 def _how(record: RunRecord) -> str:
@@ -134,6 +152,8 @@ def warnings(record: RunRecord) -> list[str]:
         found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
     if not record.environment:
         found.append("environment.json is missing: it is not known where the run was made.")
+    if leaves := _leaves(record.config):
+        found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
     unused = record.summary.get("data", {}).get("unused")
     if unused:
         found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")

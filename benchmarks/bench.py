@@ -1,0 +1,138 @@
+"""Every target of docs/performance.md in one table, which is printed and written as JSON with a plot; about 15 minutes.
+
+    make bench
+    PYTHONPATH=src python benchmarks/bench.py [--only training,growth] [--out benchmarks/results]
+
+Each part is a module that can be run alone. One thread, CPU; close what else is running: turns and CPU time make the
+ratios sturdy, but memory and caches are shared with everything on the machine.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import averaging
+import checkpointing
+import evaluation
+import growth
+import matplotlib as mpl
+import startup
+import torch
+import traffic
+import training
+import workers
+from matplotlib import pyplot as plt
+from measuring import Row
+from rich.console import Console
+from rich.table import Table
+
+from fedssl.reports.environment import describe_environment
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "training": training.rows,
+    "workers": workers.rows,
+    "averaging": averaging.rows,
+    "growth": growth.rows,
+    "startup": startup.rows,
+    "checkpointing": checkpointing.rows,
+    "evaluation": evaluation.rows,
+    "traffic": traffic.rows,
+}
+
+
+def measure(names: list[str], console: Console) -> tuple[list[Row], dict[str, float]]:
+    """All rows, and the seconds that each part took."""
+    rows, seconds = [], {}
+    for name in names:
+        console.print(f"{name} …", style="dim")
+        start = time.perf_counter()
+        rows += PARTS[name]()
+        seconds[name] = time.perf_counter() - start
+    return rows, seconds
+
+
+def table(rows: list[Row]) -> Table:
+    shown = Table(title="Targets", title_justify="left")
+    for name in ("target", "against", "unit"):
+        shown.add_column(name)
+    for name in ("baseline", "ours", "ratio", "needed"):
+        shown.add_column(name, justify="right")
+    shown.add_column("")
+    words = {True: "[green]pass[/]", False: "[red]fail[/]", None: "[yellow]–[/]"}
+    for row in rows:
+        numbers = (number(value) for value in (row.baseline, row.ours, row.ratio))
+        shown.add_row(row.target, row.against, row.unit, *numbers, row.needed, words[row.passed])
+    return shown
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def plot(rows: list[Row], curves: list[growth.Curve], path: Path) -> None:
+    """Left: how far each target is met. Right: what a round costs as it grows."""
+    mpl.use("Agg")
+    judged = [row for row in reversed(rows) if row.margin is not None]
+    figure, axes = plt.subplot_mosaic(
+        [["margins", *[curve.name for curve in curves]]], figsize=(6 + 3 * len(curves), 5)
+    )
+    bars = axes["margins"]
+    colours = ["tab:green" if row.passed else "tab:red" for row in judged]
+    bars.barh([row.target for row in judged], [row.margin for row in judged], color=colours)
+    bars.axvline(1, color="black", linewidth=1)
+    bars.set_xscale("log")
+    bars.set_xlabel("times better than needed")
+    for curve in curves:
+        axis, memory = axes[curve.name], axes[curve.name].twinx()
+        exponent = curve.exponent("seconds")
+        axis.loglog(curve.sizes, [cost.seconds for cost in curve.costs], "o-", label=f"time, exponent {exponent:.2f}")
+        exponent = curve.exponent("megabytes")
+        megabytes = [cost.megabytes for cost in curve.costs]
+        memory.loglog(curve.sizes, megabytes, "s--", color="tab:orange", label=f"memory, exponent {exponent:.2f}")
+        memory.set_ylim(100, 10_000)
+        axis.set_xlabel(curve.unit)
+        axis.set_ylabel("CPU seconds a round")
+        memory.set_ylabel("peak memory, MB")
+        lines = [*axis.get_lines(), *memory.get_lines()]
+        axis.legend(lines, [str(line.get_label()) for line in lines], fontsize="small", loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    names = options.only.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        parser.error(f"no part is called {unknown[0]!r}; known: {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    console = Console()
+    load = [os.getloadavg()[0]]
+    rows, seconds = measure(names, console)
+    load.append(os.getloadavg()[0])
+    console.print(table(rows))
+    curves = growth.curves() if "growth" in names else []
+    options.out.mkdir(parents=True, exist_ok=True)
+    environment = describe_environment(torch.device("cpu"))
+    record: dict[str, Any] = {
+        "environment": environment | {"load_before_and_after": load},
+        "seconds": seconds,
+        "rows": [asdict(row) for row in rows],
+        "curves": [asdict(curve) for curve in curves],
+    }
+    (options.out / "bench.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    plot(rows, curves, options.out / "bench.png")
+    console.print(f"{sum(seconds.values()):.0f} s; written to {options.out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What one round costs: CPU seconds and peak memory of a run in a process of its own.
+
+    PYTHONPATH=src python benchmarks/cost.py '{"partition.num_clients": 30}'
+
+The settings go on top of the preset `smoke`. Three rounds are run as `fedssl run` does it, with client states and
+checkpoints on disk; the second is timed: every client has a state by then, and the last one ends with an evaluation.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ALWAYS = {"rounds": 3, "threads": 1, "device": "cpu", "evaluation.every": 0, "partition.name": "iid"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    seconds: float
+    megabytes: float
+
+
+def cost(settings: dict[str, Any]) -> Cost:
+    """Measured in a new process: the peak of this one knows only to rise."""
+    command = [sys.executable, __file__, json.dumps(settings)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Cost(**json.loads(output.splitlines()[-1]))
+
+
+def cost_here(settings: dict[str, Any]) -> Cost:
+    from fedssl.experiment import load
+    from fedssl.reports.progress import QuietView
+
+    class Stopwatch(QuietView):
+        def __init__(self) -> None:
+            self.ends: list[float] = []  # of round 0 (the first evaluation), 1, 2 …
+
+        def round_finished(self, record: dict[str, Any]) -> None:  # noqa: ARG002
+            self.ends.append(time.process_time())
+
+    watch = Stopwatch()
+    with tempfile.TemporaryDirectory(prefix="fedssl-bench-") as folder:
+        load("smoke", ALWAYS | settings).run(folder, watch)
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on a Mac, in KiB elsewhere
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return Cost(watch.ends[2] - watch.ends[1], peak / 1e6)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(cost_here(json.loads(sys.argv[1])))))

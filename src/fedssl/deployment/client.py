@@ -81,19 +81,20 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     """
     site.check()
     host, port = split_address(site.server)
-    patience = Patience(wait, say)
+    patience, before = Patience(wait, say), ""
     while True:
         why = reachable(host, port, site.ca)
         if why:
             patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
             continue
         with running(site.command(), site.state / "node.log", site.state / "flower") as node:
-            _follow(node, site, say, patience)
-        patience.wait(f"{site.name}: waiting to be accepted by {site.server}: {_reason(node)}", pause=3.0)
+            _follow(node, site, say, patience, before)
+        before = f": {_reason(node)}"
+        patience.wait(f"{site.name}: waiting to be accepted by {site.server}{before}", pause=3.0)
 
 
-def _follow(node: Child, site: Site, say: Say, patience: Patience) -> None:
-    """While the node lives; once the server took it, patience starts anew."""
+def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) -> None:
+    """While the node lives; once the server took it, patience starts anew. `before`: why the last one ended."""
     accepted = False
     while not node.ended:
         if not accepted and ACCEPTED in node.output():
@@ -103,7 +104,7 @@ def _follow(node: Child, site: Site, say: Say, patience: Patience) -> None:
             patience.renew()
             time.sleep(0.5)
         else:
-            patience.wait(f"{site.name}: connecting to {site.server}", pause=0.5)
+            patience.wait(f"{site.name}: connecting to {site.server}{before and f' again{before}'}", pause=0.5)
 
 
 REASONS = {

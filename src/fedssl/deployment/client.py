@@ -107,14 +107,13 @@ def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) 
             patience.wait(f"{site.name}: connecting to {site.server}{before and f' again{before}'}", pause=0.5)
 
 
-REASONS = {
-    "could not be activated": "the server still believes its last connection alive (a minute at most)",
-    "No SuperNode found": "the server does not know this key: give the .pub file to its operator",
-    "authent": "the server does not know this key: give the .pub file to its operator",
-}
+REFUSED = ("Failed to activate", "uthentic")  # what a SuperNode says when the server will not have it
 
 
 def _reason(node: Child) -> str:
-    output = node.output()
-    known = [text for mark, text in REASONS.items() if mark.lower() in output.lower()]
-    return known[0] if known else f"its node ended with code {node.process.returncode} ({node.last_words()})"
+    if any(mark in node.output() for mark in REFUSED):  # Flower tells nodes no more than that
+        return (
+            "the server does not know this key (give the .pub file to its operator), or still believes the last "
+            "connection alive (a minute at most)"
+        )
+    return f"its node ended with code {node.process.returncode} ({node.last_words()})"

@@ -20,6 +20,7 @@ from fedssl.engines.flower_messages import (
     record,
     unpack_reply,
     unpack_task,
+    unpack_tensors,
 )
 from fedssl.errors import FedsslError, StorageError
 from fedssl.federation.client_store import ClientStore
@@ -370,3 +371,32 @@ def test_a_missing_extra_is_named(monkeypatch, missing, tmp_path):
     config = experiment("FedU", engine="flower").config
     with pytest.raises(FedsslError, match="pip install"):
         simulated(config, 6, tmp_path, tmp_path, print)
+
+
+def test_a_large_model_is_cut_into_small_objects_and_put_together_again():
+    weights = GlobalWeights(Weights({"large": torch.randn(3_300_000)}), Weights())  # 13.2 MB
+    packed = pack_tensors(weights, {})["safetensors"]
+    pieces = packed.children
+    assert len(pieces) == 3
+    assert max(len(piece.data) for piece in pieces.values()) <= 5 * 2**20
+    again = Array.inflate(packed.deflate(), pieces)
+    assert same(unpack_tensors(again.data)[0].encoder, weights.encoder)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_weights_travel_in_fewer_bits_and_end_in_the_same_ones(tmp_path, wire):
+    quick = {"rounds": 2, "evaluation.every": 0, "data.test_images": 10, "aggregation.wire_dtype": wire}
+    experiment("BYOL + FedEMA", engine="in-process", **quick).run(tmp_path / "one")
+    over = experiment("BYOL + FedEMA", engine="in-process", **quick)
+    over.surroundings = OverMessages()
+    over.run(tmp_path / "two")
+    assert everything(tmp_path / "two") == everything(tmp_path / "one")
+
+
+def test_where_the_time_went_is_known_over_messages_too(tmp_path):
+    over = experiment("FedU", engine="in-process", rounds=1, profile=True)
+    over.surroundings = OverMessages()
+    over.run(tmp_path / "run")
+    (_, line) = (json.loads(text) for text in (tmp_path / "run/profile.jsonl").read_text().splitlines())
+    assert line["parts"]["steps"] > 0
+    assert abs(line["parts"]["other"]) < line["wall"]

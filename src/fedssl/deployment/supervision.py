@@ -95,6 +95,7 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds until an app starts; 1 if nothing is said
         "PATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
     }

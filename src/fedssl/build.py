@@ -19,7 +19,9 @@ from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.monitor import Monitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
+from fedssl.federation.model_aggregation import Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.privacy import PRIVACY, ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
@@ -41,6 +43,7 @@ class Parts:
     device: torch.device
     remarks: list[str]
     warnings: list[str]
+    privacy: ClientDP | None = None
     public_source: str = ""  # in words, where a method's public images come from
 
 
@@ -77,6 +80,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
     wire = Wire(config.uploads.wire_dtype)
+    privacy = PRIVACY[config.privacy.name](**config.privacy.settings)
     client = Client(
         method,
         rule,
@@ -89,13 +93,14 @@ def build(config: Config, progress: Progress = silent) -> Parts:
         config.uploads.batchnorm,
         config.run.profile,
         wire,
+        privacy,
     )
     server = Server(
         len(partition.clients),
         config.client_sampling.clients_per_round,
         config.run.seed,
         rule,
-        make_aggregator(config.aggregation),
+        _aggregator(config, privacy, len(partition.clients)),
         method.pool,
         config.failures.min_clients,
         config.failures.retries,
@@ -105,7 +110,16 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     monitor = _monitor(config, dataset)
     if method.public is not None:
         remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
-    return Parts(dataset, partition, client, server, monitor, device, remarks, _warnings(config), public_source)
+    return Parts(
+        dataset, partition, client, server, monitor, device, remarks, _warnings(config), privacy, public_source
+    )
+
+
+def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
+    if privacy is None:
+        return make_aggregator(config.aggregation)
+    asked = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
 
 
 def _warnings(config: Config) -> list[str]:

@@ -325,6 +325,14 @@ def aggregators() -> None:
     _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
 
 
+@app.command()
+def privacy() -> None:
+    """List the kinds of differential privacy with their settings ([privacy] in a config)."""
+    from fedssl.federation.privacy import PRIVACY
+
+    _print_registry("privacy", dict(PRIVACY))
+
+
 def _print_list(title: str, rows: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table

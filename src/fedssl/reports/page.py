@@ -122,8 +122,51 @@ class Page:
         return [("compared", "Side by side"), (curves.id, curves.title), *((run.id, run.name) for run in self.runs)]
 
 
+@dataclass(frozen=True)
+class TablePart:
+    """A table ready to be shown, all cells as text."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Tables, figures and lists under one heading."""
+
+    id: str
+    title: str
+    story: Sequence[str]
+    tables: Sequence[TablePart]
+    figures: Sequence[Figure]
+    notes: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Chapters:
+    """A page of chapters that is not about single runs."""
+
+    title: str
+    eyebrow: str
+    story: Sequence[str]
+    chapters: Sequence[Chapter]
+    settings: Sequence[TablePart]
+    version: str
+
+
 def render(page: Page) -> str:
-    """The whole file; every text is escaped, only drawings go in as they are."""
+    """The report of runs, the whole file."""
+    return _render("report.html", page)
+
+
+def render_chapters(page: Chapters) -> str:
+    """A page of chapters, the whole file."""
+    return _render("chapters.html", page)
+
+
+def _render(template: str, page: Page | Chapters) -> str:
+    """Every text is escaped, only drawings go in as they are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("fedssl.reports", "templates")
@@ -135,4 +178,4 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html").render(page=page)
+    return environment.get_template(template).render(page=page)

@@ -16,7 +16,7 @@ PIPE_WIDTH = 1000
 
 def print_comparison(records: Sequence[RunRecord], console: Console | None = None) -> None:
     """Two tables: the settings that differ and the results, a column a run."""
-    console = console or _console()
+    console = console or wide_console()
     names = [record.name for record in records]
     differing = differing_settings([record.config for record in records])
     if differing:
@@ -37,7 +37,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
 
 
 def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
-    console = console or _console()
+    console = console or wide_console()
     if not runs:
         console.print("no runs here")
         return
@@ -51,7 +51,7 @@ def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
     console.print(table)
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """As wide as the terminal; without one, wide enough that no line is cut, whatever COLUMNS says."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)

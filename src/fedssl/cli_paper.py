@@ -75,11 +75,12 @@ def paper_run(
     """
     from fedssl.paper.catalogue import find_studies
     from fedssl.paper.forecast import Forecast
-    from fedssl.paper.plan import make_plan
+    from fedssl.paper.plan import check_choice, make_plan
     from fedssl.paper.scales import find_scale
     from fedssl.paper.terminal import print_plan
 
     studies, chosen = find_studies(names), find_scale(scale)
+    check_choice(studies, rows or (), columns or ())
     plan = make_plan(studies, chosen, out, seeds or max(study.seeds for study in studies), rows or (), columns or ())
     if dry_run:
         print_plan(plan, Forecast(chosen.evaluation_epochs), _jobs(plan, jobs)[0])
@@ -139,13 +140,14 @@ def paper_show(
     from fedssl.paper.catalogue import find_studies
     from fedssl.paper.comparison import Comparison, markdown
     from fedssl.paper.page import write_page
+    from fedssl.paper.plan import check_choice
     from fedssl.paper.scales import find_scale
     from fedssl.paper.terminal import print_comparison
 
-    chosen = find_scale(scale)
+    studies, chosen = find_studies(names), find_scale(scale)
+    check_choice(studies, rows or (), columns or ())
     comparisons = [
-        Comparison.of(study, chosen, out, seeds or study.seeds, rows or (), columns or ())
-        for study in find_studies(names)
+        Comparison.of(study, chosen, out, seeds or study.seeds, rows or (), columns or ()) for study in studies
     ]
     if page:
         write_page(comparisons, page)

@@ -63,3 +63,17 @@ def clean(cell):
     cell = cell.replace(r"$\pm$", "±").replace(r"$\lambda", "λ").replace(r"$\tau", "τ").replace("$", "")
     cell = re.sub(r"(?<=[λτ]) ?= ?", " = ", cell)
     return " ".join(cell.split())
+
+
+def captions(source):
+    """{label: "Table 3"}: captions are counted in the order of the source, those of parts of a figure are not."""
+    source = re.sub(r"\\begin\{subfigure\}.*?\\end\{subfigure\}", "", source, flags=re.DOTALL)
+    source = re.sub(r"\\subfloat\{\\label\{[^}]*\}", "", source)
+    counts, found = {"table": 0, "figure": 0}, {}
+    pattern = r"\\begin\{(table|figure)\*?\}.*?\\end\{\1\*?\}|\\captionof\{figure\}.*?\\label\{[^}]*\}"
+    for match in re.finditer(pattern, source, re.DOTALL):
+        kind = match[1] or "figure"
+        for label in re.findall(r"\\label\{([^}]+)\}", match[0]):
+            counts[kind] += 1
+            found[label] = f"{kind.capitalize()} {counts[kind]}"
+    return found

@@ -1,17 +1,15 @@
 """What the runs of a cell came to: a number a seed, their mean and spread, beside what the paper prints."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from fedssl.paper.catalogue import Cell, Metric, Printed
+from fedssl.paper.catalogue import Cell, Printed
 from fedssl.paper.plan import Plan, PlannedRun, evaluation_of
 from fedssl.reports.metrics import metrics_of
 from fedssl.reports.run_record import read_json, read_rounds
-
-UNITS: Mapping[Metric, str] = {"rounds-to": "rounds", "epochs-to": "epochs", "divergence": ""}
 
 
 @dataclass(frozen=True)

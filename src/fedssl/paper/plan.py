@@ -138,22 +138,30 @@ def _existing(folder: Path) -> dict[str, Path]:
 
 
 def choose_rows(study: Study, texts: Sequence[str]) -> list[Row]:
-    return _chosen(study.rows, [row.title for row in study.rows], texts, f"{study.name}: --rows")
+    return [row for row in study.rows if _is_chosen(row.title, study.rows, texts)]
 
 
 def choose_columns(study: Study, texts: Sequence[str]) -> list[Column]:
-    return _chosen(study.columns, [column.label for column in study.columns], texts, f"{study.name}: --columns")
+    return [column for column in study.columns if _is_chosen(column.label, study.columns, texts)]
 
 
-def _chosen(entries: Sequence[Any], labels: Sequence[str], texts: Sequence[str], option: str) -> list[Any]:
-    """Those whose label is one of the texts; a text that is no label stands for all labels that have it in them."""
-    if not texts:
-        return list(entries)
-    chosen: set[int] = set()
-    for text in texts:
-        exact = {number for number, label in enumerate(labels) if label.lower() == text.lower()}
-        found = exact or {number for number, label in enumerate(labels) if text.lower() in label.lower()}
-        if not found:
-            raise FedsslError(f"{option}: nothing here is called {text!r}; known: {'; '.join(labels)}")
-        chosen |= found
-    return [entry for number, entry in enumerate(entries) if number in chosen]
+def _is_chosen(label: str, entries: Sequence[Row | Column], texts: Sequence[str]) -> bool:
+    """By its whole label, or by a part of it if that is nobody's whole label here."""
+    labels = {_label(entry).lower() for entry in entries}
+    return not texts or any(
+        text.lower() == label.lower() or (text.lower() not in labels and text.lower() in label.lower())
+        for text in texts
+    )
+
+
+def _label(entry: Row | Column) -> str:
+    return entry.title if isinstance(entry, Row) else entry.label
+
+
+def check_choice(studies: Sequence[Study], rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuses a text that chooses nothing in any of the experiments."""
+    for option, texts, choose in (("--rows", rows, choose_rows), ("--columns", columns, choose_columns)):
+        for text in texts:
+            if not any(choose(study, [text]) for study in studies):
+                known = [_label(entry) for study in studies for entry in choose(study, ())]
+                raise FedsslError(f"{option}: nothing is called {text!r}; known: {'; '.join(dict.fromkeys(known))}")

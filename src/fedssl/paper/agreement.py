@@ -26,7 +26,7 @@ class Agreement:
 
     def sentence(self) -> str:
         if not self.comparable:
-            return "No two cells can be compared with the paper yet."
+            return "so far no two cells have a number here and in the paper."
         decided = self.same + self.opposite
         text = f"{self.same} of {decided} decided pairs are in the paper's order"
         close = f"{self.too_close} of {self.comparable} comparable pairs are closer than the noise and not counted"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl.paper.agreement import Agreement, agreement
-from fedssl.paper.catalogue import NOT_REACHED, Cell, Column, Study
+from fedssl.paper.catalogue import NOT_REACHED, Cell, Study
 from fedssl.paper.outcome import Measured, Result, results_of
 from fedssl.paper.plan import Plan, choose_columns, choose_rows, make_plan
 from fedssl.paper.scales import Scale
 from fedssl.reports.page import TablePart
 
-WIDE = 4  # columns of the paper in one table: each becomes three
+WIDE = 2  # rows or columns of the paper beside each other in one table: each becomes three
 ABSENT = "–"
 
 
@@ -75,7 +75,7 @@ class Comparison:
         lines.append(f"{complete} of {counted} cells are complete with {self.seeds} seeds; ± is the sd over seeds.")
         if self.scale.name != "paper":
             lines.append(
-                f"Scale `{self.scale.name}` is not the paper's ({self.scale.title}): compare the order of the "
+                f"Scale {self.scale.name} is not the paper's ({self.scale.title}): compare the order of the "
                 "methods, not the numbers."
             )
         if study.not_printed:
@@ -95,22 +95,24 @@ class Comparison:
         return {title: lines for title, lines in found.items() if lines}
 
     def tables(self) -> list[TablePart]:
-        """A line for each row, three columns for each of the paper's: paper, ours, difference."""
+        """A line a row, with paper, ours and difference of each column; lying down where there are more columns."""
         by_place = {(result.cell.row.title, result.cell.column.label): result for result in self.results}
-        columns = [column for column in self.study.columns if any(c == column.label for _, c in by_place)]
         rows = [row.title for row in self.study.rows if any(r == row.title for r, _ in by_place)]
+        columns = [column.label for column in self.study.columns if any(c == column.label for _, c in by_place)]
+        if len(columns) > len(rows):
+            by_place = {(column, row): result for (row, column), result in by_place.items()}
+            rows, columns = columns, rows
         tables = []
         for start in range(0, len(columns), WIDE):
             part = columns[start : start + WIDE]
-            head = ["", *(text for column in part for text in (f"{column.label}: paper", "here", "difference"))]
-            lines = [
-                [row, *(text for column in part for text in _texts(by_place.get((row, column.label))))] for row in rows
-            ]
-            tables.append(TablePart(self._caption(part), head, lines))
+            head = ["", *(text for label in part for text in (f"{label}: paper", "here", "difference"))]
+            lines = [[row, *(text for label in part for text in _texts(by_place.get((row, label))))] for row in rows]
+            shown = [result for (_, label), result in by_place.items() if label in part]
+            tables.append(TablePart(self._caption(shown), head, lines))
         return tables
 
-    def _caption(self, columns: Sequence[Column]) -> str:
-        metrics = dict.fromkeys(column.metric or self.study.metric for column in columns)
+    def _caption(self, shown: Sequence[Result]) -> str:
+        metrics = dict.fromkeys(result.cell.metric for result in shown)
         return f"{self.study.number}: {', '.join(METRICS[metric] for metric in metrics)}"
 
 
@@ -129,7 +131,7 @@ def _texts(result: Result | None) -> tuple[str, str, str]:
     if result is None:
         return ABSENT, ABSENT, ABSENT
     printed = result.printed.text if result.printed else ABSENT
-    difference = ABSENT if result.difference is None else f"{result.difference:+.2f}"
+    difference = ABSENT if result.difference is None else f"{result.difference:+.{_digits(result.cell)}f}"
     return printed, ABSENT if result.left_out else measured_text(result.measured, result.cell), difference
 
 
@@ -140,10 +142,14 @@ def measured_text(measured: Measured, cell: Cell) -> str:
     count = f"(n = {len(measured.values)})"
     if measured.mean is None:
         return f"{NOT_REACHED} by {len(measured.values) - len(measured.known)} {count}"
-    digits = 0 if cell.metric in ("rounds-to", "epochs-to") else 2
+    digits = _digits(cell)
     spread = "" if measured.sd is None else f" ± {measured.sd:.{max(digits, 1)}f}"
     clients = "" if measured.over_clients is None else f", clients ± {measured.over_clients:.2f}"
     return f"{measured.mean:.{digits}f}{spread} {count}{clients}"
+
+
+def _digits(cell: Cell) -> int:
+    return 0 if cell.metric in ("rounds-to", "epochs-to") else 2
 
 
 def _some(texts: Sequence[str], most: int = 6) -> str:

@@ -48,7 +48,8 @@ def _curves(comparison: Comparison, measure: str) -> list[Figure]:
     name = f"{comparison.study.name}-{measure}"
     alt = f"{title} for {', '.join(one.label for one in series.values())}"
     drawing = curves(f"{name}-plot", alt, list(series.values()), y_label, zero=measure != "knn")
-    caption = f"Mean over {comparison.seeds} seeds, as far as they are there; round 0 is the random encoder."
+    random = "; round 0 is the random encoder" if measure == "knn" else ""
+    caption = f"Mean over {comparison.seeds} seeds, as far as they are there{random}."
     return [Figure.of(name, title, caption, drawing)]
 
 

@@ -132,6 +132,9 @@ def swept(name: str, alt: str, series: Sequence[Swept], x_label: str, y_label: s
         axes.errorbar(x, y, yerr=sd if any(sd) else None, linewidth=1.6, markersize=4, markeredgewidth=0, **options)
         keys.append(Key(one.label, f"--s{number % SERIES + 1}"))
     ticks = sorted({x for one in series for x in one.x})
+    if ticks[0] > 0 and ticks[-1] > 8 * ticks[0]:  # values that double would crowd at the left
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     return Drawing(to_svg(figure, name, alt), tuple(keys))
 

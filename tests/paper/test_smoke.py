@@ -36,6 +36,15 @@ def test_the_first_cell_of_every_experiment(name, out):
     assert study.shows in markdown(comparison)
 
 
+def test_fedca_is_measured_and_run_like_the_others(out):
+    [run] = plan_of(
+        "linear-evaluation-full", out, rows=["FedCA, ResNet-18"], columns=["CIFAR-10, Non-IID"]
+    ).runs.values()
+    assert Forecast(SMOKE.evaluation_epochs).of(run).seconds > 0
+    complete(run)
+    assert run.finished(SMOKE.evaluation_epochs)
+
+
 def written(name, out, seeds=2):
     """All runs of an experiment written by hand, with accuracies that differ."""
     for number, run in enumerate(plan_of(name, out, seeds).runs.values()):

@@ -50,11 +50,18 @@ class Amounts:
         held = max(int((train - labelled) // clients * partition["data_amount"]), 1)
         asked = config.client_sampling.clients_per_round or clients
         steps = training.steps_per_epoch(held) * training.epochs * asked * config.run.rounds
+        steps += _base_steps(config)
         every = config.evaluation.every
         encoders = 1 if UPDATE_RULES[config.update_rule.name].shares else clients
         looks = (config.run.rounds - 1) // every if every else 0
         evaluations = encoders * (looks + 2) + 2  # both modes of BatchNorm, first and last
         return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations)
+
+
+def _base_steps(config: Config) -> int:
+    """Of a base encoder on public images before round 1, for methods that have one."""
+    method = config.method.settings
+    return config.local_training.steps_per_epoch(method.get("public_images", 0)) * int(method.get("align_epochs", 0))
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def _seconds(action: Callable[[], object]) -> float:
 def _small_parts(config: Config) -> Parts:
     """The run's network and batches on a few synthetic images of the right size, at one client."""
     raw = config.as_raw()
-    images = max(SAMPLE, config.local_training.batch_size)
+    images = SAMPLE + config.local_training.batch_size + config.method.settings.get("public_images", 0)
     size = config.data.settings.get("image_size", 32)
     raw["data"] = {"name": "synthetic", "train_images": images, "test_images": 10, "image_size": size}
     raw["partition"] = {"name": "iid", "num_clients": 1}

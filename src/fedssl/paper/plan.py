@@ -15,7 +15,7 @@ from fedssl.presets import load_config
 from fedssl.reports.run_record import read_json
 
 # What cannot change results: where and how fast a run is made, and what is kept of it.
-WITHOUT_EFFECT = ("device", "engine", "workers", "keep_checkpoints", "failures")
+WITHOUT_EFFECT = ("device", "engine", "workers", "profile", "keep_checkpoints", "failures")
 
 
 def run_key(config: Config) -> str:

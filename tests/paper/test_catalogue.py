@@ -1,6 +1,7 @@
 """Every experiment loads, its rows are its own, and its printed numbers are the paper's where its source is at hand."""
 
 import re
+from pathlib import Path
 
 import pytest
 from latex import captions, find_source, floats, read_source
@@ -82,8 +83,8 @@ def test_a_bad_file_is_refused(change, complaint):
 def test_experiments_are_found_by_name():
     assert [study.name for study in find_studies(["lambda", "tau", "lambda"])] == ["lambda", "tau"]
     assert len(find_studies(["all"])) == len(STUDIES)
-    with pytest.raises(FedsslError, match=r"there is no experiment 'lamda' \(did you mean 'lambda'\?\)"):
-        find_studies(["lamda"])
+    with pytest.raises(FedsslError, match=r"there is no experiment 'lambdas' \(did you mean 'lambda'\?\)"):
+        find_studies(["lambdas"])
 
 
 def test_positions_follow_the_paper():
@@ -107,6 +108,18 @@ def test_what_is_not_printed_is_said(study):
     silent = any(cell.printed is None and not cell.row.beyond_paper for cell in study.cells())
     assert silent == bool(study.not_printed)
     assert {row.algorithm for row in study.rows} <= set(preset_names("algorithms"))
+
+
+def test_the_documentation_names_experiments_that_exist():
+    """What a departure affects: the last cell of a table's row, or what follows "Affects" up to the full stop."""
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "deviations.md").read_text(encoding="utf-8")
+    cells = [line.rstrip(" |").rpartition("|")[2] for line in text.splitlines() if line.count("|") == 5]
+    read = text.partition("## How the paper's experiments were read")[2].partition("## ")[0]
+    firsts = [line.split("|")[1] for line in read.splitlines() if line.startswith("| `")]
+    named = re.findall(r"`([^`]+)`", " ".join([*cells, *firsts, *re.findall(r"Affects (?!all)([^.;]*)[.;]", text)]))
+    assert len(named) > 60
+    assert set(named) <= set(STUDIES)
 
 
 # With the paper's own text.

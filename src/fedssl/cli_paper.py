@@ -109,11 +109,11 @@ def _carry_out(plan: "Plan", asked: int | None) -> None:
     typer.echo(
         f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} of them finished; {jobs} at a time, in {plan.folder}"
     )
-    with make_watcher(len(todo), plan.folder) as watcher:
+    with make_watcher(len(todo)) as watcher:
         outcome = carry_out(plan, jobs, watcher, lambda run: float(Amounts.of(run.config).images), gpus)
     if outcome.stopped:
         typer.echo("stopped: the finished rounds are saved; the same command goes on", err=True)
-        raise typer.Exit(130)
+        raise typer.Exit(128 + outcome.stopped)
     if outcome.failed:
         names = "; ".join(f"{name}: {error}" for name, error in outcome.failed.items())
         raise FedsslError(f"{len(outcome.failed)} of {len(todo)} runs failed, the others are finished: {names}")

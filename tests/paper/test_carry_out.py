@@ -9,8 +9,10 @@ import time
 import pytest
 from made import SMOKE, plan_of, write
 
+from fedssl.errors import StorageError
 from fedssl.paper import carry_out as module
 from fedssl.paper.carry_out import LOG, carry_out, commands_for, default_jobs
+from fedssl.paper.terminal import LiveWatcher, make_watcher
 
 
 class Seen:
@@ -55,7 +57,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(plan, monkeypatch):
     names = {run.config.run.seed: run for run in plan.runs.values()}
     assert outcome.finished == [names[0].name, names[2].name]
     assert outcome.failed == {names[1].name: "exit code 3: oh no"}
-    assert not outcome.stopped
+    assert outcome.stopped is None
     assert [line[:2] for line in seen.lines] == [(what, seed) for seed in range(3) for what in ("started", "ended")]
     assert (names[0].folder / LOG).read_text() == "fine\ntoo\n"
     assert seen.shares[-1] == pytest.approx(1.0)
@@ -96,11 +98,44 @@ def test_a_signal_is_passed_on_once_and_nothing_new_begins(plan, monkeypatch, tm
     thread.start()
     outcome = carry_out(plan, 2, Seen(), lambda run: 1.0)
     thread.join()
-    assert outcome.stopped
+    assert outcome.stopped == signal.SIGINT
     assert (outcome.finished, outcome.failed) == ([], {})
     assert [log.read_text() for log in logs[:2]] == ["ready\ntold\n"] * 2
     assert not logs[2].exists()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_of_ours_leaves_no_run_behind(plan, monkeypatch):
+    """The second folder cannot be made: the first run is told to stop before the error is passed on."""
+    scripts(monkeypatch, [["import time; time.sleep(60)"]] * 3)
+    processes, real = [], module._start
+    monkeypatch.setattr(module, "_start", lambda *given: processes.append(real(*given)) or processes[-1])
+    list(plan.runs.values())[1].folder.parent.mkdir(parents=True)
+    list(plan.runs.values())[1].folder.write_text("a file")
+    with pytest.raises(StorageError, match="cannot be written: File exists"):
+        carry_out(plan, 2, Seen(), lambda run: 1.0)
+    assert [process.poll() for process in processes] == [-signal.SIGTERM]
+
+
+def test_a_watcher_says_what_happens(plan, capsys):
+    first, second, third = plan.runs.values()
+    with make_watcher(3) as plain:
+        plain.began -= 30
+        plain.started(first)
+        plain.progress(0.25)
+        plain.ended(first, None)
+        plain.ended(second, "exit code 2: oh")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"begins: {first.name}"
+    assert lines[1] == f"1/3 finished: {first.name}, about 1 min 30 s left"
+    assert lines[2].startswith(f"2/3 failed: {second.name}: exit code 2: oh ({second.folder}/run.log)")
+    with LiveWatcher(3) as live:
+        live.started(third)
+        live.progress(0.5)
+        assert live.bar.tasks[0].description == "0 of 3 runs, 1 at work"
+        live.ended(third, "exit code 2: oh")
+        assert (live.bar.tasks[0].description, live.bar.tasks[0].completed) == ("1 of 3 runs, 0 at work", 0.5)
+    assert f"failed: {third.name}" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_commands_do_what_is_left(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedssl.files import write_atomically
+from fedssl.files import storing, write_atomically
 from fedssl.paper.plan import Plan, PlannedRun
 
 LOG = "run.log"
@@ -34,39 +34,51 @@ class Outcome:
 
     finished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # name -> the last line of its log
-    stopped: bool = False
+    stopped: int | None = None  # the signal that asked for it
 
 
 def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
     """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
-    waiting, outcome = plan.unfinished(), Outcome()
+    waiting, active, outcome = plan.unfinished(), list[_Job](), Outcome()
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
-    total, done, active = sum(costs.values()), 0.0, list[_Job]()
+    total, done = sum(costs.values()), 0.0
     with _stop_signals() as stopped:
-        while waiting or active:
-            while waiting and len(active) < jobs and not stopped:
-                slots = {job.slot for job in active}
-                slot = next(number for number in range(jobs) if number not in slots)
-                active.append(_Job(waiting.pop(0), plan.scale.evaluation_epochs, slot % gpus if gpus else None, slot))
-                watcher.started(active[-1].run)
-            if stopped:
-                waiting = []
-                for job in active:
+        try:
+            while (waiting and not stopped) or active:
+                while waiting and len(active) < jobs and not stopped:
+                    slot = min(set(range(jobs)) - {job.slot for job in active})
+                    active.append(_Job(waiting.pop(0), plan.scale.evaluation_epochs, slot, gpus))
+                    watcher.started(active[-1].run)
+                for job in active if stopped else ():
                     job.stop()
-            for job in [job for job in active if job.poll()]:
-                active.remove(job)
-                done += costs[job.run.key]
-                if not stopped or job.error is None:
-                    watcher.ended(job.run, job.error)
-                if job.error is None:
-                    outcome.finished.append(job.run.name)
-                elif not stopped:
-                    outcome.failed[job.run.name] = job.error
-            watcher.progress((done + sum(costs[job.run.key] * job.share() for job in active)) / total)
-            if active:
-                time.sleep(POLL_SECONDS)
-    outcome.stopped = bool(stopped)
+                for job in [job for job in active if job.ended()]:
+                    active.remove(job)
+                    done += costs[job.run.key]
+                    _note(job, outcome, watcher, stopped=bool(stopped))
+                watcher.progress((done + sum(costs[job.run.key] * job.share() for job in active)) / total)
+                if active:
+                    time.sleep(POLL_SECONDS)
+        finally:  # an error of ours, such as a full disk, leaves no run behind
+            _stop_all(active)
+    outcome.stopped = stopped[0] if stopped else None
     return outcome
+
+
+def _note(job: "_Job", outcome: Outcome, watcher: Watcher, *, stopped: bool) -> None:
+    """A run that was told to stop has not failed."""
+    if job.error is None and not job.commands:
+        outcome.finished.append(job.run.name)
+        watcher.ended(job.run, None)
+    elif not stopped:
+        outcome.failed[job.run.name] = job.error or "not finished"
+        watcher.ended(job.run, job.error)
+
+
+def _stop_all(active: list["_Job"]) -> None:
+    while any(not job.ended() for job in active):
+        for job in active:
+            job.stop()
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -101,25 +113,26 @@ def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:
 class _Job:
     """One run's commands, one after another, in a session of their own: a Ctrl-C reaches them through us alone."""
 
-    def __init__(self, run: PlannedRun, epochs: dict[str, int], gpu: int | None, slot: int) -> None:
+    def __init__(self, run: PlannedRun, epochs: dict[str, int], slot: int, gpus: int) -> None:
         self.run, self.slot = run, slot
         self.error: str | None = None
-        run.folder.mkdir(parents=True, exist_ok=True)
+        with storing(run.folder):
+            run.folder.mkdir(parents=True, exist_ok=True)
         if not (run.folder / "config.toml").exists():
             write_atomically(run.folder / "config.toml", run.config.as_toml())
         self.commands = commands_for(run, epochs)
-        self.environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(gpu)} if gpu is not None else {})
-        self.told = 0.0
+        self.environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else {})
+        self.told, self.stopping = 0.0, False
         self.process: subprocess.Popen[bytes] | None = None
         self._next()
 
     def _next(self) -> None:
         self.process = None
-        if self.commands:
+        if self.commands and not self.stopping:
             with (self.run.folder / LOG).open("ab") as log:
                 self.process = _start(self.commands.pop(0), log, self.environment)
 
-    def poll(self) -> bool:
+    def ended(self) -> bool:
         """True when the last command has ended, or one has failed."""
         if self.process is None:
             return True
@@ -133,8 +146,8 @@ class _Job:
         return self.process is None
 
     def stop(self) -> None:
-        """Asks once to save and end; what does not end in time is ended."""
-        self.commands = []
+        """Asks once to save and end; what does not end in time is ended, and no further command begins."""
+        self.stopping = True
         if self.process is None or self.process.poll() is not None:
             return
         if not self.told:

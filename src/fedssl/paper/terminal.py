@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -110,10 +109,10 @@ def _print_left_out(plan: Plan, console: Console) -> None:
 
 
 class LiveWatcher:
-    """A bar over all runs with the time left, on a terminal; the runs at work are named."""
+    """A bar over all runs with the time left, on a terminal; how many are at work is said."""
 
-    def __init__(self, runs: int, folder: Path) -> None:
-        self.runs, self.ended_runs, self.folder, self.names = runs, 0, folder, list[str]()
+    def __init__(self, runs: int) -> None:
+        self.runs, self.ended_runs, self.at_work = runs, 0, 0
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
         self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), speed_estimate_period=3600)
         self.task = self.bar.add_task("runs", total=1.0)
@@ -127,13 +126,13 @@ class LiveWatcher:
     ) -> None:
         self.bar.stop()
 
-    def started(self, run: PlannedRun) -> None:
-        self.names.append(run.name)
+    def started(self, run: PlannedRun) -> None:  # noqa: ARG002
+        self.at_work += 1
         self._describe()
 
     def ended(self, run: PlannedRun, error: str | None) -> None:
         self.ended_runs += 1
-        self.names.remove(run.name)
+        self.at_work -= 1
         if error:
             self.bar.console.print(Text(f"failed: {run.name}: {error} ({run.folder / LOG})", style="red"))
         self._describe()
@@ -142,14 +141,14 @@ class LiveWatcher:
         self.bar.update(self.task, completed=done)
 
     def _describe(self) -> None:
-        self.bar.update(self.task, description=f"{self.ended_runs}/{self.runs} runs")
+        self.bar.update(self.task, description=f"{self.ended_runs} of {self.runs} runs, {self.at_work} at work")
 
 
 class PlainWatcher:
     """A line when a run begins or ends, with the time left; for logs and pipes."""
 
-    def __init__(self, runs: int, folder: Path) -> None:
-        self.runs, self.ended_runs, self.folder = runs, 0, folder
+    def __init__(self, runs: int) -> None:
+        self.runs, self.ended_runs = runs, 0
         self.began, self.done = time.monotonic(), 0.0
 
     def __enter__(self) -> Self:
@@ -172,5 +171,5 @@ class PlainWatcher:
         self.done = done
 
 
-def make_watcher(runs: int, folder: Path) -> AbstractContextManager[LiveWatcher | PlainWatcher]:
-    return LiveWatcher(runs, folder) if Console().is_terminal else PlainWatcher(runs, folder)
+def make_watcher(runs: int) -> AbstractContextManager[LiveWatcher | PlainWatcher]:
+    return LiveWatcher(runs) if Console().is_terminal else PlainWatcher(runs)

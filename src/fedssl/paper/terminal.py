@@ -75,11 +75,11 @@ def print_plan(plan: Plan, forecast: Forecast, jobs: int) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("run", "for", "rounds", "images trained on", "time", "disk", "state"):
         table.add_column(column, overflow="fold", no_wrap=not console.is_terminal)
-    seconds = disk = images = 0.0
+    seconds = disk = images = longest = 0.0
     for run in plan.runs.values():
         expected, open_ = forecast.of(run), run.key in todo
         seconds, disk = seconds + open_ * expected.seconds, disk + open_ * expected.disk
-        images += open_ * expected.images
+        images, longest = images + open_ * expected.images, max(longest, open_ * expected.seconds)
         state = "to do" if open_ and not run.folder.exists() else "goes on" if open_ else "finished"
         facts = (str(run.config.run.rounds), f"{expected.images:,}", duration(expected.seconds))
         table.add_row(run.name, _cells(run), *facts, size_text(expected.disk), state)
@@ -87,7 +87,7 @@ def print_plan(plan: Plan, forecast: Forecast, jobs: int) -> None:
     _print_left_out(plan, console)
     console.print(
         f"{len(todo)} of {len(plan.runs)} runs to do: {images:,.0f} images trained on, {duration(seconds)} of one "
-        f"{forecast.device} (about {duration(seconds / jobs)} with {jobs} at a time), {size_text(disk)} of disk "
+        f"{forecast.device} (about {duration(max(seconds / jobs, longest))} with {jobs} at a time), {size_text(disk)} of disk "
         f"({size_text(free_bytes(plan.folder))} free), {size_text(forecast.peak_memory())} of memory each.",
         soft_wrap=True,
     )

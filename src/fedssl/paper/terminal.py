@@ -85,9 +85,10 @@ def print_plan(plan: Plan, forecast: Forecast, jobs: int) -> None:
         table.add_row(run.name, _cells(run), *facts, size_text(expected.disk), state)
     console.print(table)
     _print_left_out(plan, console)
+    side_by_side = duration(max(seconds / jobs, longest))
     console.print(
         f"{len(todo)} of {len(plan.runs)} runs to do: {images:,.0f} images trained on, {duration(seconds)} of one "
-        f"{forecast.device} (about {duration(max(seconds / jobs, longest))} with {jobs} at a time), {size_text(disk)} of disk "
+        f"{forecast.device} (about {side_by_side} with {jobs} at a time), {size_text(disk)} of disk "
         f"({size_text(free_bytes(plan.folder))} free), {size_text(forecast.peak_memory())} of memory each.",
         soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from fedssl.errors import DamagedError, FedsslError
 from fedssl.presets import load_config
 from fedssl.report import write_report
 from fedssl.reports.run_record import RunRecord
-from fedssl.reports.words import tiles, warnings
+from fedssl.reports.words import story, tiles, warnings
 
 NAME = "BYOL + FedEMA"
 PRIVATE = {
@@ -92,8 +92,9 @@ def test_a_report_of_clients_that_send_no_numbers(tmp_path):
     settings = {**PRIVATE, "privacy.placement": "local", "rounds": 2}
     experiment(NAME, engine="in-process", **settings).run(tmp_path / "run")
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    assert set(rounds[1]["clients"][0]) == {"client", "n", "seconds", "bytes_up", "bytes_down"}
+    assert set(rounds[1]["clients"][0]) == {"client", "n", "ema", "seconds", "bytes_up", "bytes_down"}
     assert rounds[1]["loss"] is None
+    assert "noise was added" in story(RunRecord.read(tmp_path / "run"), 10)[1]
     left_out = write_report([tmp_path / "run"], tmp_path / "report.html", images=0)
     assert (tmp_path / "report.html").stat().st_size > 0
     assert any("loss" in line for line in left_out)

@@ -169,7 +169,7 @@ def test_a_client_with_its_own_noise_sends_no_number_about_its_images(tmp_path):
     outcomes, store = run(tmp_path, Replace(), client=client, aggregate=aggregate)
     for outcome in outcomes:
         for one in outcome.results:
-            assert set(one.scalars) == {"seconds"}
+            assert set(one.scalars) == {"seconds", "ema"}
             assert one.num_examples == 1
     keys = [store.load(k, 1).memory[KEY] for k in range(4)]
     assert all(torch.equal(store.load(k, 2).memory[KEY], keys[k]) for k in range(4)), "kept from round to round"

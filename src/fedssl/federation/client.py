@@ -116,8 +116,9 @@ class Client:
             "images": report.images,
             "seconds": time.perf_counter() - started,
         }
-        if key:  # then no exact number about the images leaves either
-            return new_state, self._result(task, weights, 1, {"seconds": scalars["seconds"]}, key)
+        if key:  # then no number leaves that was made from images
+            told = {name: scalars[name] for name in ("ema", "seconds")}
+            return new_state, self._result(task, weights, 1, told, key)
         return new_state, self._result(task, weights, len(images), scalars)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:

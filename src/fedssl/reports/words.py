@@ -77,7 +77,9 @@ def _how(record: RunRecord) -> str:
     rule = _phrase("rule", config["update_rule"])
     if config["update_rule"].get("name") == "none":
         return f"{trained} {rule}"
+    private = config.get("privacy", {"name": "none"})
     averaged = _phrase("aggregation", config.get("aggregation", {"name": "weighted-average"}))
+    averaged = averaged if private["name"] == "none" else _phrase("privacy", private)
     return f"{trained} {averaged} {rule}"
 
 

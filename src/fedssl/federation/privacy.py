@@ -7,7 +7,7 @@ client's updates were there or were zero. A client's update is what it sends min
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -66,7 +66,7 @@ class PrivateAverage(Aggregator):
 
     privacy: ClientDP
     asked: int
-    key: bytes = b""
+    key: bytes = field(default=b"", repr=False)  # never in a log
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
         central, total = self.privacy.placement == "central", dict[str, Tensor]()

@@ -8,7 +8,7 @@ __all__ = ["FedsslError", "load", "load_encoder"]
 if TYPE_CHECKING:
     from fedssl.errors import FedsslError
     from fedssl.experiment import load
-    from fedssl.reports.encoder_file import load_encoder
+    from fedssl.encoders import load_encoder
 
 
 def __getattr__(name: str) -> Any:
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name == "load_encoder":
-        from fedssl.reports.encoder_file import load_encoder
+        from fedssl.encoders import load_encoder
 
         return load_encoder
     if name == "FedsslError":

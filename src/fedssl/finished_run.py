@@ -15,6 +15,7 @@ from fedssl.data.datasets import Dataset
 from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientWeights
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
 from fedssl.reports.run_folder import RunFolder
@@ -84,11 +85,15 @@ class FinishedRun:
 
     def client_encoder(self, client: int) -> Encoder:
         """A client's own online encoder as it was after its last accepted round."""
+        path, weights = self.client_weights(client)
+        return self._loaded(path, weights.online.tensors())
+
+    def client_weights(self, client: int) -> tuple[Path, ClientWeights]:
+        """A client's own networks after its last accepted round, and where they are stored."""
         store, last = ClientStore(self.folder.clients), self.client_rounds()
         if client not in last:
             raise FedsslError(f"{self.folder.path}: client {client} never trained in this run, it has no encoder")
-        path = store.path(client, last[client])
-        return self._loaded(path, store.load(client, last[client]).weights.online.tensors())
+        return store.path(client, last[client]), store.load(client, last[client]).weights
 
     def client_encoders(self) -> dict[int, Encoder]:
         return {client: self.client_encoder(client) for client in self.client_rounds()}

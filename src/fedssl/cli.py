@@ -124,7 +124,7 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
 
     table = Table(title="Result", title_justify="left")
     table.add_column("")
-    for column in ("random init", "trained", "gain"):
+    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
         table.add_column(column, justify="right")
     names = {
         "knn": "kNN accuracy",

@@ -1,6 +1,6 @@
 """A run folder read back: its config, records and partition, the images it was made with, and its encoders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedssl.build import build_dataset, build_method
-from fedssl.config import Config
+from fedssl.config import Config, Init
 from fedssl.data.datasets import Dataset
 from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
@@ -61,9 +61,10 @@ class FinishedRun:
         return build_dataset(self.config.data)
 
     def random_encoder(self) -> Encoder:
-        """The encoder with which the run began, made again from its seed."""
+        """The run's network with random weights by its seed, also where the run itself started from a file."""
         train = self.dataset.train
-        return build_method(self.config, train.channels, train.image_size).online_encoder
+        config = replace(self.config, init=Init())
+        return build_method(config, train.channels, train.image_size).online_encoder
 
     def global_encoder(self) -> Encoder:
         """W_g after the last round."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedssl.cli_data import data_app, fetch_with_bar
+from fedssl.cli_export import export_app
 from fedssl.errors import FedsslError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(export_app)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """One encoder out of a run, ready to be used without it: the global one or a client's own, online or target."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from fedssl.errors import FedsslError
 from fedssl.evaluation.features import with_reestimated_batchnorm
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.finished_run import FinishedRun
-from fedssl.networks.weight_files import WeightFile, load_backbone, our_names
+from fedssl.networks.weight_files import WeightFile, load_backbone
 from fedssl.reports.encoder_file import FeatureExtractor, load_encoder_file
 
 Network = Literal["online", "target"]
@@ -35,12 +35,19 @@ class TrainedEncoder:
 
 def load_encoder(run: str | Path, client: Client = None, network: Network | None = None) -> FeatureExtractor:
     """The encoder of a run folder, or of a file or folder that `fedssl export` wrote, in evaluation mode."""
+    return open_encoder(run, client, network).model
+
+
+def open_encoder(run: str | Path, client: Client = None, network: Network | None = None) -> TrainedEncoder:
+    """As `load_encoder`, with what is known about the encoder."""
     path = Path(run)
     if (path / "config.toml").exists():
-        return trained_encoder(FinishedRun.open(path), client, network).model
+        return trained_encoder(FinishedRun.open(path), client, network)
     if client is not None or network is not None:
         raise FedsslError(f"{path}: not a run folder: only a run has encoders of clients to choose from")
-    return load_encoder_file(path)[0]
+    model, about = load_encoder_file(path)
+    plain = {"image_size": about["image_size"][0], "channels": about["channels"]}
+    return TrainedEncoder(model, {"encoder": "exported", **about}, Decoding(**about.get("decoding", plain)))
 
 
 def trained_encoder(run: FinishedRun, client: Client = None, network: Network | None = None) -> TrainedEncoder:
@@ -59,10 +66,12 @@ def trained_encoder(run: FinishedRun, client: Client = None, network: Network | 
         if not chosen.parameters:
             method = run.config.method.name
             raise FedsslError(f"{run.folder.path}: {method} has no target encoder: leave out --network target")
-        load_backbone(model.backbone, WeightFile(path, our_names(chosen.tensors()), {}))
+        load_backbone(model.backbone, WeightFile(path, chosen.tensors(), {}))
         about |= {"encoder": f"client {number}", "weights": network or "online"}
         about["round"] = run.client_rounds()[number]
-    return TrainedEncoder(model.eval(), about, decoding_of(run, about))
+    decoding = decoding_of(run, about)
+    about |= {"input": input_facts(about, decoding), "decoding": asdict(decoding)}
+    return TrainedEncoder(model.eval(), about, decoding)
 
 
 def _check_global(run: FinishedRun, network: Network | None) -> Network:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedssl import __version__
 from fedssl.config import nearest
-from fedssl.encoders import Client, Network, TrainedEncoder, input_facts, trained_encoder
+from fedssl.encoders import Client, Network, TrainedEncoder, trained_encoder
 from fedssl.errors import FedsslError
 from fedssl.export.formats import FORMATS
 from fedssl.export.model_card import model_card
@@ -40,7 +40,7 @@ def export_encoder(
         if name not in FORMATS:
             raise FedsslError(f"--to: there is no {name!r}{nearest(name, list(FORMATS))}; known: {', '.join(FORMATS)}")
     encoder = trained_encoder(finished, client, network)
-    encoder.about.update(input=input_facts(encoder.about, encoder.decoding), exported_by=f"fedssl {__version__}")
+    encoder.about["exported_by"] = f"fedssl {__version__}"
     for name in chosen:
         FORMATS[name].check(encoder.about)
     differences = {}

@@ -53,7 +53,8 @@ def _write_torch_export(encoder: TrainedEncoder, path: Path) -> float:
 
 
 def _ours_usage(file: str) -> Callable[[About], str]:
-    return lambda about: f"""Weights under the names of fedssl's own network ({about["network"]["name"]}).
+    return lambda about: (
+        f"""Weights under the names of fedssl's own network ({about["network"]["name"]}).
 
 ```python
 import fedssl
@@ -62,7 +63,8 @@ encoder = fedssl.load_encoder("{file}")  # or the folder; a torch.nn.Module in e
 features = encoder(images)  # uint8, or floats from 0 to 1; N x {about["feature_size"]}
 ```
 
-To train on from these weights: `fedssl run PRESET --set init.encoder={file}`. Without fedssl, take ONNX or torch.export."""
+To train on from here: `fedssl run PRESET --set init.encoder={file}`. Without fedssl, take ONNX or torch.export."""
+    )
 
 
 def _onnx_usage(about: About) -> str:

@@ -1,6 +1,6 @@
-"""The README.md of an export: what the encoder is, how good it is by which protocol, how to use it, what left the clients."""
+"""The README.md of an export: what the encoder is, how good by which protocol, its use, and what left the clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedssl.reports.compare import percent
@@ -41,7 +41,8 @@ def _what(about: About) -> str:
     network = ", ".join(f"{key} {value}" for key, value in about["network"].items() if key != "name")
     return (
         f"From an image to a vector of {about['feature_size']} numbers. The network is {about['network']['name']}"
-        f"{f' ({network})' if network else ''}; these are the weights of the {_whose(about)} after round {about['round']}."
+        f"{f' ({network})' if network else ''}; these are the weights of the {_whose(about)} "
+        f"after round {about['round']}."
     )
 
 
@@ -52,12 +53,15 @@ def _whose(about: About) -> str:
 
 
 def _settings(record: RunRecord) -> str:
-    config, clients = record.config, record.summary.get("data", {}).get("clients", [])
+    config, clients = record.config, record.summary.get("data", {}).get("clients") or [0]
     training = config.get("local_training", {})
     data = config["data"]["name"]
     rows = [
         ("data", f"{DATA_NAMES.get(data, data)}, {sum(clients):,} images"),
-        ("clients", f"{len(clients)} ({config['partition']['name']}), {min(clients, default=0)}–{max(clients, default=0)} images each"),
+        (
+            "clients",
+            f"{len(clients)} ({config['partition']['name']}), {min(clients)}–{max(clients)} images each",
+        ),
         ("method, update rule", f"{config['method']['name']}, {config['update_rule']['name']}"),
         ("rounds, epochs a round", f"{record.summary.get('rounds')}, {training.get('epochs')}"),
         ("batch size, learning rate", f"{training.get('batch_size')}, {training.get('lr')}"),
@@ -78,7 +82,9 @@ def _results(record: RunRecord, about: About) -> str:
             rows.append((what, percent(one["accuracy"]), _spread(one)))
     if not rows:
         return "No accuracy is known: the run had no labelled test images."
-    note = "" if about["encoder"] == "global" else "These are the run's numbers, not those of this client's encoder.\n\n"
+    note = (
+        "" if about["encoder"] == "global" else "These are the run's numbers, not those of this client's encoder.\n\n"
+    )
     return note + _table(("protocol", "accuracy", "compared with, or spread"), rows)
 
 
@@ -92,17 +98,18 @@ def _spread(one: Table) -> str:
 def _input(about: About) -> str:
     facts = about["input"]
     return (
-        f"N x {facts['channels']} x {facts['height']} x {facts['width']} ({facts['layout']}), {facts['dtype']} from 0 to 1: "
-        f"{facts['scale']}. Images are brought to this size by the {facts['fit']}, {facts['resampling']}; EXIF orientation "
-        "is obeyed, transparency becomes white. As PyTorch modules the networks take other sizes too, for which they were not trained."
+        f"N x {facts['channels']} x {facts['height']} x {facts['width']} ({facts['layout']}), {facts['dtype']} from 0 "
+        f"to 1: {facts['scale']}. Images are brought to this size by the {facts['fit']}, {facts['resampling']}; EXIF "
+        "orientation is obeyed, transparency becomes white. As PyTorch modules the networks take other sizes too, for "
+        "which they were not trained."
     )
 
 
 def _intended(record: RunRecord) -> str:
     lines = [
         "Features for search, clustering, a linear classifier or fine-tuning, on images like those it was trained on.",
-        "It names no classes by itself. It was not checked for fairness, nor on images of another kind; measure it on your own "
-        "labelled images before you rely on it.",
+        "It names no classes by itself. It was not checked for fairness, nor on images of another kind; measure it on "
+        "your own labelled images before you rely on it.",
     ]
     return "\n".join(f"- {line}" for line in [*lines, *warnings(record)])
 
@@ -119,15 +126,16 @@ def _privacy(record: RunRecord, about: About) -> str:
         text = "Nothing was sent: every client trained alone."
     else:
         text = (
-            f"After each round a client sent the weights of its {sent} encoder and of its predictor, its number of images and a "
-            f"few numbers for the record (loss, divergence, seconds). {kept} Images, labels, features and optimizer state never "
-            "left a client."
+            f"After each round a client sent the weights of its {sent} encoder and of its predictor, its number of "
+            f"images and a few numbers for the record (loss, divergence, seconds). {kept} Images, labels, features and "
+            "optimizer state never left a client."
         )
     if about["encoder"] != "global":
-        text += f"\n\nThis file holds the own {about['weights']} encoder of one client: training never sent it away, this export does."
+        seen = "only the server saw it" if about["weights"] == sent else "it never left the client"
+        text += f"\n\nThis is the own {about['weights']} encoder of one client: in training {seen}."
     return (
-        f"{text}\n\nWeights are not anonymous: with effort one may learn from them whether an image was among those trained on. "
-        "Ask those whose images they were before you publish this folder."
+        f"{text}\n\nWeights are not anonymous: with effort one may learn from them whether an image was among those "
+        "trained on. Ask those whose images they were before you publish this folder."
     )
 
 
@@ -141,6 +149,6 @@ def _origin(record: RunRecord, about: About) -> str:
     return _table(("what", "value"), rows)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Networks as programs of their own, ONNX or torch.export, for any number of images; compared with PyTorch when written."""
+"""Networks as programs, ONNX or torch.export, for any number of images; compared with PyTorch when written."""
 
 import json
 import logging
@@ -93,4 +93,6 @@ def _named(about: dict[str, Any]) -> Iterator[None]:
         raise
     except Exception as error:  # exporters raise what they like
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedsslError(f"{about['network']['name']}: the network cannot be exported as a program: {first}") from error
+        raise FedsslError(
+            f"{about['network']['name']}: the network cannot be exported as a program: {first}"
+        ) from error

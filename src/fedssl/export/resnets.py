@@ -1,7 +1,7 @@
 """ResNets by the names of torchvision and timm: which of ours load there, and the lines that do it.
 
-Both build a 7x7 stem of stride 2 and a max-pool; ours is 3x3 without one, as in the paper. No argument of theirs gives that
-(timm's other stems are three convolutions), so the two modules are replaced after the model is made.
+Both build a 7x7 stem of stride 2 and a max-pool; ours is 3x3 without one, as in the paper. No argument of theirs gives
+that (timm's other stems are three convolutions), so the two modules are replaced after the model is made.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,8 @@ def check_resnet(library: str) -> Callable[[About], None]:
             raise FedsslError(f"--to {library}: it has no network like {name}, only ResNets: {instead}")
         if width != WIDTH:
             raise FedsslError(
-                f"--to {library}: its ResNets begin with {WIDTH} channels, this one with {width} (network.width): {instead}"
+                f"--to {library}: its ResNets begin with {WIDTH} channels, this one with {width} (network.width): "
+                f"{instead}"
             )
 
     return check
@@ -56,7 +57,7 @@ def timm_usage(about: About) -> str:
     if about["network"]["name"] == "resnet10":  # timm's own resnet10t has another stem
         made = f"ResNet({block}, {depths}, num_classes=0, in_chans={about['channels']})"
         imports = f"from timm.models.resnet import {block}, ResNet\n"
-    return f"""Names of timm's ResNet. No argument of timm gives a single 3x3 stem or leaves out the max-pool: both are replaced.
+    return f"""Names of timm's ResNet. No argument of it gives one 3x3 stem or no max-pool: both are replaced.
 
 ```python
 {imports}from safetensors.torch import load_file
@@ -71,7 +72,5 @@ features = model.eval()(images)  # N x {about["feature_size"]}
 
 def _stem(about: About) -> str:
     stride = about["network"].get("stem_stride", 1)
-    return (
-        f"model.conv1 = nn.Conv2d({about['channels']}, {WIDTH}, kernel_size=3, stride={stride}, padding=1, bias=False)\n"
-        "model.maxpool = nn.Identity()"
-    )
+    shape = f"{about['channels']}, {WIDTH}, kernel_size=3, stride={stride}, padding=1, bias=False"
+    return f"model.conv1 = nn.Conv2d({shape})\nmodel.maxpool = nn.Identity()"

@@ -15,7 +15,7 @@ from fedssl.errors import FedsslError
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
 OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
-PROJECTOR, CLASSIFIER = "projector.", "fc."
+HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
 COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
 NAMED = 3  # differing keys that a message names
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
@@ -24,7 +24,7 @@ PROGRAMS = {".onnx": "an ONNX graph", ".pt2": "a torch.export program"}
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What a file holds: a backbone's tensors by our names, and what is written about them (nothing: not ours)."""
+    """The tensors of a file, and what is written about them (nothing: fedssl did not write it)."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -62,7 +62,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def read_weight_file(place: str | Path) -> WeightFile:
-    """A backbone's tensors by our names; projector and classifier are left out."""
+    """All of a safetensors file, read and closed."""
     path = find_weight_file(place)
     try:
         with safe_open(path, framework="pt") as file:
@@ -70,17 +70,7 @@ def read_weight_file(place: str | Path) -> WeightFile:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
-    return WeightFile(path, our_names(tensors), about)
-
-
-def our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """From an encoder, a backbone, or a torchvision or timm ResNet to the names of our backbone."""
-    kept = {
-        name.removeprefix("backbone."): tensor
-        for name, tensor in tensors.items()
-        if not name.startswith((PROJECTOR, CLASSIFIER))
-    }
-    return {name.replace(STANDARD, OURS): tensor for name, tensor in kept.items()}
+    return WeightFile(path, tensors, about)
 
 
 def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -88,15 +78,17 @@ def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace(OURS, STANDARD): tensor for name, tensor in tensors.items()}
 
 
-def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (), field: str = "") -> None:
+def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (), field: str = "skip") -> None:
     """Copies the file's values into the module; every key must be there with its shape, but for modules to skip."""
-    wanted = {name: tensor for name, tensor in backbone.state_dict().items() if not _below(name, skip)}
-    given = {name: tensor for name, tensor in file.tensors.items() if not _below(name, skip)}
-    unknown = [one for one in skip if not any(_below(name, [one]) for name in backbone.state_dict())]
+    own = backbone.state_dict()
+    unknown = [one for one in skip if not any(_below(name, [one]) for name in own)]
     if unknown:
-        raise FedsslError(f"{field or 'skip'}: the network has no module {unknown[0]!r}, only {_modules(backbone)}")
+        raise FedsslError(f"{field}: the network has no module {unknown[0]!r}, only {_modules(backbone)}")
+    wanted = {name: tensor for name, tensor in own.items() if not _below(name, skip)}
+    named = {_our_name(name, own): tensor for name, tensor in file.tensors.items()}
+    given = {name: tensor for name, tensor in named.items() if not _below(name, skip)}
     missing = [name for name in wanted if name not in given and not name.endswith(COUNTER)]
-    surplus = [name for name in given if name not in wanted and not name.endswith(COUNTER)]
+    surplus = [name for name in given if name not in wanted and not name.startswith(HEADS)]
     shapes = [name for name in wanted if name in given and given[name].shape != wanted[name].shape]
     if missing or surplus or shapes:
         differences = [
@@ -106,7 +98,13 @@ def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (
         ]
         text = "; ".join(filter(None, differences))
         raise FedsslError(f"{file.path}: belongs to another network: {text}{_remedy([*missing, *surplus, *shapes])}")
-    backbone.load_state_dict({**backbone.state_dict(), **{n: t for n, t in given.items() if n in wanted}})
+    backbone.load_state_dict({**own, **{name: tensor for name, tensor in given.items() if name in wanted}})
+
+
+def _our_name(name: str, own: Mapping[str, Tensor]) -> str:
+    """The network's own name for what an encoder, a backbone, or torchvision's or timm's ResNet calls otherwise."""
+    bare = name.removeprefix("backbone.")
+    return next((one for one in (name, bare, bare.replace(STANDARD, OURS)) if one in own), bare)
 
 
 def _remedy(differing: Iterable[str]) -> str:

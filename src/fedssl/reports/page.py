@@ -122,7 +122,17 @@ class Page:
         return [("compared", "Side by side"), (curves.id, curves.title), *((run.id, run.name) for run in self.runs)]
 
 
-def render(page: Page) -> str:
+@dataclass(frozen=True)
+class FigurePage:
+    """Figures with a few words before them, where there is no run to tell of."""
+
+    title: str
+    story: Sequence[str]
+    figures: Sequence[Figure]
+    version: str
+
+
+def render(page: Page | FigurePage) -> str:
     """The whole file; every text is escaped, only drawings go in as they are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -135,4 +145,5 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html").render(page=page)
+    template = "report.html" if isinstance(page, Page) else "figures.html"
+    return environment.get_template(template).render(page=page)

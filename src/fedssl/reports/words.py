@@ -159,8 +159,8 @@ def warnings(record: RunRecord) -> list[str]:
     if init:
         skipped = f", without {', '.join(init['skip'])}" if init["skip"] else ""
         found.append(
-            "The run did not start at random but from the weights of a file "
-            f"(SHA-256 {init['sha256'][:12]}…{skipped}): what is said of the untrained or random encoder is said of those."
+            f"The run did not start at random but from weights in a file (SHA-256 {init['sha256'][:12]}…{skipped}): "
+            "what is said of the untrained or random encoder is said of those."
         )
     if not record.environment:
         found.append("environment.json is missing: it is not known where the run was made.")

@@ -121,7 +121,7 @@ def test_no_more_images_are_opened_than_a_few_batches_need(encoder, tmp_path):
 def test_what_cannot_work_is_refused_before_anything_is_written(encoder, photos, tmp_path):
     with pytest.raises(FedsslError, match=r"end in \.parquet or \.npz"):
         written(encoder, [photos], tmp_path / "out.csv")
-    with pytest.raises(FedsslError, match="there is no such folder"):
+    with pytest.raises(FedsslError, match="nowhere: there is no such file or folder"):
         written(encoder, [photos / "nowhere"], tmp_path / "out.npz")
     with pytest.raises(FedsslError, match="say which images"):
         written(encoder, [], tmp_path / "out.npz")

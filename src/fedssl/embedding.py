@@ -17,6 +17,7 @@ from fedssl.data.dataset import Refusal
 from fedssl.data.decoding import Decoding, Picture
 from fedssl.data.fetch import Progress, silent
 from fedssl.data.folder import Files
+from fedssl.data.hugging_face import BY_NAME
 from fedssl.data.image_cache import pictures
 from fedssl.data.own_images import PLACES, find_images
 from fedssl.data.samples import Source, printable
@@ -60,6 +61,8 @@ class ImageReader:
                     self._find(place)
 
     def _find(self, place: str) -> None:
+        if not Path(place).exists() and not place.startswith(BY_NAME):
+            raise FedsslError(f"{printable(place)}: there is no such file or folder")
         found = find_images(place, "images", "auto", COLUMNS, False)
         self.groups.append(([_name(place, sample.name) for sample in found.samples], found.source))
         self.refused += [Refusal(_name(place, one.file), one.reason) for one in found.refused]

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -24,10 +25,12 @@ from fedssl.evaluate import Request, evaluate
 from fedssl.experiment import load
 from fedssl.export import export_encoder
 from fedssl.export.formats import FORMATS
+from fedssl.export.model_card import model_card
 from fedssl.export.programs import _compared
 from fedssl.finished_run import FinishedRun
 from fedssl.networks.backbones import BACKBONES, feature_size
 from fedssl.reports.encoder_file import FeatureExtractor
+from fedssl.reports.run_record import RunRecord
 
 SHORT = {**TINY, "rounds": 1, "data.train_images": 40, "data.test_images": 10, "partition.num_clients": 2}
 OWN = {name: value for name, value in SHORT.items() if name != "network.width"}
@@ -140,6 +143,15 @@ def test_later_evaluations_are_in_the_card_with_their_protocol(run, tmp_path):
     export_encoder(copy, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert re.search(r"\| global: knn \(paper\), synthetic, BatchNorm running \| [0-9.]+ % \| 95 % interval", card)
+
+
+def test_features_that_left_the_clients_are_said_aloud(run, exported):
+    about = json.loads((exported / "config.json").read_text())
+    record = RunRecord.read(run)
+    fedca = replace(record, config=record.config | {"method": {"name": "fedca"}})
+    card = model_card(fedca, about, {})
+    assert "Beside that it sent normalised projections of some of its images (features)" in card
+    assert "Images, labels and optimizer state never left a client" in card
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedssl.methods import METHODS
 from fedssl.reports.compare import percent
 from fedssl.reports.run_record import RunRecord, Table
 from fedssl.reports.words import DATA_NAMES, headline, story, warnings
@@ -125,9 +126,13 @@ def _privacy(record: RunRecord, about: About) -> str:
     if record.config["update_rule"]["name"] == "none":
         text = "Nothing was sent: every client trained alone."
     else:
+        method = record.config["method"]["name"]
+        leaves = METHODS[method].leaves if method in METHODS else ""
+        features = "Images, labels" if leaves else "Images, labels, features"
+        beside = f" **Beside that it sent {leaves}.**" if leaves else ""
         text = (
             f"After each round a client sent the weights of its {sent} encoder and of its predictor, its number of "
-            f"images and a few numbers for the record (loss, divergence, seconds). {kept} Images, labels, features and "
+            f"images and a few numbers for the record (loss, divergence, seconds). {kept}{beside} {features} and "
             "optimizer state never left a client."
         )
     if about["encoder"] != "global":

@@ -154,6 +154,23 @@ def test_features_that_left_the_clients_are_said_aloud(run, exported):
     assert "Images, labels and optimizer state never left a client" in card
 
 
+def test_what_differential_privacy_does_not_cover_is_said(run, exported):
+    about = json.loads((exported / "config.json").read_text())
+    record = RunRecord.read(run)
+    promised = {"rounds": 1, "releases": 1, "epsilon": 2.5, "delta": 1e-5, "clip_norm": 1.0, "noise_multiplier": 3.0}
+    promised |= {"placement": "local", "noise_seed": "secret"}
+    private = replace(record, summary=record.summary | {"privacy": promised})
+    assert "Client-level differential privacy after 1 rounds: epsilon 2.5 at delta 1e-05" in model_card(
+        private, about, {}
+    )
+    assert "does not cover" not in model_card(private, about, {})
+    kept = about | {"batchnorm": "statistics estimated from 80 training images"}
+    assert "does not cover these BatchNorm statistics" in model_card(private, kept, {})
+    own = about | {"encoder": "client 1"}
+    assert "does not cover a client's own encoder" in model_card(private, own, {})
+    assert "does not cover" not in model_card(record, own, {})
+
+
 @pytest.fixture
 def their_libraries(monkeypatch):
     """Stand-ins for torchvision and timm with their names and their stem; neither is installed for tests."""

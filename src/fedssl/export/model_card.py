@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedssl.federation.accounting import in_words
 from fedssl.methods import METHODS
 from fedssl.reports.compare import percent
 from fedssl.reports.run_record import RunRecord, Table
@@ -136,12 +137,28 @@ def _privacy(record: RunRecord, about: About) -> str:
             "optimizer state never left a client."
         )
     if about["encoder"] != "global":
-        seen = "only the server saw it" if about["weights"] == sent else "it never left the client"
+        alone = record.config["update_rule"]["name"] == "none" or about["weights"] != sent
+        seen = "it never left the client" if alone else "only the server saw it"
         text += f"\n\nThis is the own {about['weights']} encoder of one client: in training {seen}."
-    return (
-        f"{text}\n\nWeights are not anonymous: with effort one may learn from them whether an image was among those "
-        "trained on. Ask those whose images they were before you publish this folder."
+    if "batchnorm" in about:
+        text += f"\n\nThis file has BatchNorm {about['batchnorm']}, exactly as they are."
+    warning = (
+        "Weights are not anonymous: with effort one may learn from them whether an image was among those trained on. "
+        "Ask those whose images they were before you publish this folder."
     )
+    return f"{text}{_promise(record, about)}\n\n{warning}"
+
+
+def _promise(record: RunRecord, about: About) -> str:
+    """Differential privacy, where the run had it, and what of this file it does not cover."""
+    promised = record.summary.get("privacy")
+    if not promised:
+        return ""
+    uncovered = "a client's own encoder, which has no noise" if about["encoder"] != "global" else ""
+    uncovered = uncovered or ("these BatchNorm statistics" if "batchnorm" in about else "")
+    exception = f" **That does not cover {uncovered}.**" if uncovered else ""
+    words = in_words(promised)
+    return f"\n\n{words[0].upper()}{words[1:]}.{exception}"
 
 
 def _origin(record: RunRecord, about: About) -> str:

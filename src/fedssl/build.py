@@ -1,12 +1,13 @@
 """From settings to the parts of a run: data, partition, networks, client side and server side, checked together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedssl.config import Choice, Config, check_round, choice, make_aggregator
+from fedssl.config import Choice, Config, Init, check_round, choice, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
@@ -28,6 +29,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
+from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone, read_weight_file
 from fedssl.seeding import global_stream
 
 
@@ -59,13 +61,46 @@ def choose_device(name: str) -> torch.device:
 
 
 def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
-    """The networks with their initial weights, which follow from the seed alone."""
+    """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
     with global_stream(config.run.seed, "initial-weights"):
         backbone = find_backbone(network.name)(channels, **(network.model_extra or {}))
         size = feature_size(backbone, channels, image_size)
+        if config.init.encoder:
+            _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same
         heads = HeadSizes(network.head_hidden, network.head_out)
         return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
+
+
+def _start_from(init: Init, backbone: nn.Module) -> None:
+    try:
+        _check_file(init)
+        load_backbone(backbone, read_weight_file(init.encoder), init.skip, "init.skip")
+    except FedsslError as error:
+        raise FedsslError(f"init.encoder: {error}") from None
+
+
+def _check_file(init: Init) -> str:
+    """The checksum of the file, which must be the one that the settings name, if they do."""
+    path = find_weight_file(init.encoder)
+    found = file_sha256(path)
+    if init.sha256 not in ("", found):
+        raise FedsslError(
+            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
+            "put that one back, or start another run with --fresh and init.sha256 left out"
+        )
+    return found
+
+
+def pinned(config: Config) -> Config:
+    """The settings with the checksum of the file that weights start from, so that no other file can take its place."""
+    if not config.init.encoder:
+        return config
+    try:
+        found = _check_file(config.init)
+    except FedsslError as error:
+        raise FedsslError(f"init.encoder: {error}") from None
+    return replace(config, init=config.init.model_copy(update={"sha256": found}))
 
 
 def build(config: Config, progress: Progress = silent) -> Parts:

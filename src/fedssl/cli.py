@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedssl.cli_data import data_app, fetch_with_bar
+from fedssl.cli_export import export_app
 from fedssl.cli_paper import paper_app
 from fedssl.errors import FedsslError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(export_app)
 
 
 @app.command()
@@ -126,7 +128,7 @@ def _print_summary(summary: dict[str, Any], folder: Path) -> None:
 
     table = Table(title="Result", title_justify="left")
     table.add_column("")
-    for column in ("random init", "trained", "gain"):
+    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
         table.add_column(column, justify="right")
     names = {
         "knn": "kNN accuracy",

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS
 from fedssl.data.labelled import choose_labelled
+from fedssl.data.own_images import Place
 from fedssl.data.partition import PARTITIONS
 from fedssl.errors import FedsslError
 from fedssl.federation.checkpoint import LEAST_KEPT
@@ -57,6 +58,15 @@ class Network(BaseModel):
     name: str = "resnet18"
     head_hidden: Count = Field(4096, description="hidden width of projector and predictor")
     head_out: Count = Field(2048, description="output width of projector and predictor")
+
+
+class Init(BaseModel):
+    """The weights with which the backbone starts; heads always start at random."""
+
+    model_config = STRICT
+    encoder: Place = Field("", description="a .safetensors file, a run folder or an export; left out: at random")
+    skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
+    sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +125,7 @@ class Config:
     client_sampling: ClientSampling
     method: Choice
     network: Network
+    init: Init
     update_rule: Choice
     aggregation: Choice
     privacy: Choice
@@ -169,6 +180,7 @@ DEFAULTS = {
 MODELS: dict[str, type[BaseModel]] = {
     "client_sampling": ClientSampling,
     "network": Network,
+    "init": Init,
     "evaluation": Evaluation,
     "failures": Failures,
 }

@@ -206,6 +206,7 @@ class Running:
             "seconds": self._seconds(),
             **({"profile": totals_of(self.folder.path)} if self.config.run.profile else {}),
             "weights_sha256": self._encoder_weights(state).digest(),
+            **({"init": self.config.init.model_dump()} if self.config.init.encoder else {}),
             "data": {
                 "source": self.parts.dataset.source,
                 "train_fingerprint": fingerprint(self.parts.dataset.train),

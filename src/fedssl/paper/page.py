@@ -9,7 +9,7 @@ from fedssl.files import write_atomically
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.figures import figures_of
 from fedssl.paper.scales import Scale
-from fedssl.reports.page import Chapter, Chapters, TablePart, render_chapters
+from fedssl.reports.page import Chapter, Chapters, TablePart, render
 
 
 def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
@@ -22,7 +22,7 @@ def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
     eyebrow = f"Federated self-supervised learning · scale {scale.name}"
     chapters = [_chapter(comparison) for comparison in comparisons]
     page = Chapters(single, eyebrow, story, chapters, scale_tables(scale), __version__)
-    write_atomically(out, render_chapters(page))
+    write_atomically(out, render(page))
 
 
 def _chapter(comparison: Comparison) -> Chapter:

@@ -155,18 +155,21 @@ class Chapters:
     version: str
 
 
-def render(page: Page) -> str:
-    """The report of runs, the whole file."""
-    return _render("report.html", page)
+@dataclass(frozen=True)
+class FigurePage:
+    """Figures with a few words before them, where there is no run to tell of."""
+
+    title: str
+    story: Sequence[str]
+    figures: Sequence[Figure]
+    version: str
 
 
-def render_chapters(page: Chapters) -> str:
-    """A page of chapters, the whole file."""
-    return _render("chapters.html", page)
+TEMPLATES = {Page: "report.html", Chapters: "chapters.html", FigurePage: "figures.html"}
 
 
-def _render(template: str, page: Page | Chapters) -> str:
-    """Every text is escaped, only drawings go in as they are."""
+def render(page: Page | Chapters | FigurePage) -> str:
+    """The whole file; every text is escaped, only drawings go in as they are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("fedssl.reports", "templates")
@@ -178,4 +181,4 @@ def _render(template: str, page: Page | Chapters) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(page=page)
+    return environment.get_template(TEMPLATES[type(page)]).render(page=page)

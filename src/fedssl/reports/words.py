@@ -157,6 +157,13 @@ def warnings(record: RunRecord) -> list[str]:
     found = []
     if record.status != "finished":
         found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
+    init = record.summary.get("init")
+    if init:
+        skipped = f", without {', '.join(init['skip'])}" if init["skip"] else ""
+        found.append(
+            f"The run did not start at random but from weights in a file (SHA-256 {init['sha256'][:12]}…{skipped}): "
+            "what is said of the untrained or random encoder is said of those."
+        )
     if not record.environment:
         found.append("environment.json is missing: it is not known where the run was made.")
     if leaves := _leaves(record.config):

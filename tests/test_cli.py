@@ -46,6 +46,11 @@ def test_help_names_every_command_and_is_quick_to_import():
         "rules",
         "aggregators",
         "data",
+        "export",
+        "embed",
+        "neighbours",
+        "finetune",
+        "classify",
     ):
         assert f"\n  {word} " in out
     probe = "import sys; import fedssl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"

@@ -2,6 +2,7 @@ import tomllib
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fedssl.config import describe_settings, make_aggregator, resolve
@@ -242,6 +243,7 @@ PATHS = [
 ]
 
 
+@hypothesis_settings(deadline=None)  # a busy machine is no fault of a value
 @given(path=st.sampled_from(PATHS), value=VALUES)
 def test_any_value_for_any_field_is_accepted_or_refused_by_name(path, value):
     raw = load_raw("smoke", {path: value})

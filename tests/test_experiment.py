@@ -133,7 +133,7 @@ def test_load_encoder_refuses_what_is_not_one(tmp_path):
         fedssl.load_encoder(tmp_path)
     path = tmp_path / "encoder.safetensors"
     path.write_bytes(b"\x80\x04not safetensors")
-    with pytest.raises(FedsslError, match="not an encoder written by fedssl"):
+    with pytest.raises(FedsslError, match="not an encoder but a pickle"):
         fedssl.load_encoder(path)
 
 

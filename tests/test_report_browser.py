@@ -3,8 +3,11 @@
 import pytest
 from check_report import Browser, problems
 from small import TINY
+from small_photos import train, write_photos
 
+from fedssl.encoders import open_encoder
 from fedssl.experiment import load
+from fedssl.neighbours import find_neighbours, write_page
 from fedssl.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -29,6 +32,13 @@ def reports(tmp_path_factory):
 @pytest.mark.parametrize("name", ["one.html", "two.html"])
 def test_nothing_is_wrong_with_a_report(browser, reports, name):
     assert problems(browser, reports / name) == []
+
+
+def test_nothing_is_wrong_with_a_page_of_neighbours(browser, tmp_path):
+    encoder = open_encoder(train(write_photos(tmp_path / "photos"), tmp_path / "run"))
+    asked = [str(tmp_path / "photos" / "red" / "000.png"), str(tmp_path / "photos" / "green")]
+    write_page(find_neighbours(encoder, asked, str(tmp_path / "photos"), 12), encoder, tmp_path / "page.html")
+    assert problems(browser, tmp_path / "page.html") == []
 
 
 def test_colours_follow_the_readers_choice(browser, reports):

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["FedsslError", "load", "load_encoder"]
+__all__ = ["FedsslError", "load", "load_classifier", "load_encoder"]
 
 if TYPE_CHECKING:
+    from fedssl.classifiers import load_classifier
+    from fedssl.encoders import load_encoder
     from fedssl.errors import FedsslError
     from fedssl.experiment import load
-    from fedssl.reports.encoder_file import load_encoder
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +18,12 @@ def __getattr__(name: str) -> Any:
         from fedssl.experiment import load
 
         return load
+    if name == "load_classifier":
+        from fedssl.classifiers import load_classifier
+
+        return load_classifier
     if name == "load_encoder":
-        from fedssl.reports.encoder_file import load_encoder
+        from fedssl.encoders import load_encoder
 
         return load_encoder
     if name == "FedsslError":

@@ -43,6 +43,7 @@ def _about(config: Config, public: torch.Tensor) -> dict[str, Any]:
         "seed": config.run.seed,
         "method": config.method.as_raw(),
         "network": config.network.model_dump(),
+        "init": {"sha256": config.init.sha256, "skip": config.init.skip},
         "augmentation": config.augmentation.as_raw(),
         "local_training": asdict(config.local_training),
         "public_images": Weights({"pixels": public}).digest(),

@@ -1,12 +1,13 @@
 """From settings to the parts of a run: data, partition, networks, client side and server side, checked together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedssl.config import Choice, Config, check_round, choice, make_aggregator
+from fedssl.config import Choice, Config, Init, check_round, choice, make_aggregator
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
@@ -19,13 +20,16 @@ from fedssl.evaluation.bench import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
+from fedssl.federation.model_aggregation import Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.privacy import PRIVACY, ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
+from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone, read_weight_file
 from fedssl.seeding import global_stream
 
 
@@ -41,6 +45,7 @@ class Parts:
     device: torch.device
     remarks: list[str]
     warnings: list[str]
+    privacy: ClientDP | None = None
     public_source: str = ""  # in words, where a method's public images come from
 
 
@@ -56,13 +61,46 @@ def choose_device(name: str) -> torch.device:
 
 
 def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
-    """The networks with their initial weights, which follow from the seed alone."""
+    """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
     with global_stream(config.run.seed, "initial-weights"):
         backbone = find_backbone(network.name)(channels, **(network.model_extra or {}))
         size = feature_size(backbone, channels, image_size)
+        if config.init.encoder:
+            _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same
         heads = HeadSizes(network.head_hidden, network.head_out)
         return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
+
+
+def _start_from(init: Init, backbone: nn.Module) -> None:
+    try:
+        _check_file(init)
+        load_backbone(backbone, read_weight_file(init.encoder), init.skip, "init.skip")
+    except FedsslError as error:
+        raise FedsslError(f"init.encoder: {error}") from None
+
+
+def _check_file(init: Init) -> str:
+    """The checksum of the file, which must be the one that the settings name, if they do."""
+    path = find_weight_file(init.encoder)
+    found = file_sha256(path)
+    if init.sha256 not in ("", found):
+        raise FedsslError(
+            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
+            "put that one back, or start another run with --fresh and init.sha256 left out"
+        )
+    return found
+
+
+def pinned(config: Config) -> Config:
+    """The settings with the checksum of the file that weights start from, so that no other file can take its place."""
+    if not config.init.encoder:
+        return config
+    try:
+        found = _check_file(config.init)
+    except FedsslError as error:
+        raise FedsslError(f"init.encoder: {error}") from None
+    return replace(config, init=config.init.model_copy(update={"sha256": found}))
 
 
 def build_networks(
@@ -88,7 +126,18 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     monitor = build_monitor(config, dataset)
     if method.public is not None:
         remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
-    return Parts(dataset, partition, client, server, monitor, device, remarks, build_warnings(config), public_source)
+    return Parts(
+        dataset,
+        partition,
+        client,
+        server,
+        monitor,
+        device,
+        remarks,
+        build_warnings(config),
+        client.privacy,
+        public_source,
+    )
 
 
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
@@ -104,6 +153,7 @@ def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int
         config.uploads.batchnorm,
         config.run.profile,
         Wire(config.uploads.wire_dtype),
+        PRIVACY[config.privacy.name](**config.privacy.settings),
     )
 
 
@@ -113,13 +163,20 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
         config.client_sampling.clients_per_round,
         config.run.seed,
         client.rule,
-        make_aggregator(config.aggregation),
+        _aggregator(config, client.privacy, num_clients),
         client.method.pool,
         config.failures.min_clients,
         config.failures.retries,
         client.wire,
         client.method.payload_problem,
     )
+
+
+def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
+    if privacy is None:
+        return make_aggregator(config.aggregation)
+    asked = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:

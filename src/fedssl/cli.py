@@ -10,6 +10,8 @@ import typer
 
 from fedssl import cli_deployment
 from fedssl.cli_data import data_app, fetch_with_bar
+from fedssl.cli_export import export_app
+from fedssl.cli_paper import paper_app
 from fedssl.errors import FedsslError
 
 app = typer.Typer(
@@ -21,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
+app.add_typer(export_app)
 app.add_typer(cli_deployment.certificates_app, name="certificates")
 app.command("server")(cli_deployment.server)
 app.command("client")(cli_deployment.client)
@@ -284,6 +288,14 @@ def aggregators() -> None:
     from fedssl.federation.model_aggregation import AGGREGATORS
 
     _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
+
+
+@app.command()
+def privacy() -> None:
+    """List the kinds of differential privacy with their settings ([privacy] in a config)."""
+    from fedssl.federation.privacy import PRIVACY
+
+    _print_registry("privacy", dict(PRIVACY))
 
 
 def _print_list(title: str, rows: dict[str, str]) -> None:

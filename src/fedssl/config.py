@@ -15,12 +15,14 @@ from pydantic.fields import FieldInfo
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS
 from fedssl.data.labelled import choose_labelled
+from fedssl.data.own_images import Place
 from fedssl.data.partition import PARTITIONS
 from fedssl.errors import FedsslError
 from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.model_aggregation import AGGREGATORS, Aggregator
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
+from fedssl.federation.privacy import PRIVACY
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
@@ -56,6 +58,15 @@ class Network(BaseModel):
     name: str = "resnet18"
     head_hidden: Count = Field(4096, description="hidden width of projector and predictor")
     head_out: Count = Field(2048, description="output width of projector and predictor")
+
+
+class Init(BaseModel):
+    """The weights with which the backbone starts; heads always start at random."""
+
+    model_config = STRICT
+    encoder: Place = Field("", description="a .safetensors file, a run folder or an export; left out: at random")
+    skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
+    sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +136,10 @@ class Config:
     client_sampling: ClientSampling
     method: Choice
     network: Network
+    init: Init
     update_rule: Choice
     aggregation: Choice
+    privacy: Choice
     augmentation: Choice
     local_training: LocalTraining
     evaluation: Evaluation
@@ -162,6 +175,7 @@ CHOICES: dict[str, Factories] = {
     "method": {name: entry.build for name, entry in METHODS.items()},
     "update_rule": UPDATE_RULES,
     "aggregation": AGGREGATORS,
+    "privacy": PRIVACY,
     "augmentation": RECIPES,
 }
 # Settings that a table has whatever its name says: no dataset need know how its labelled images are chosen, no
@@ -173,10 +187,12 @@ DEFAULTS = {
     "method": "byol",
     "update_rule": "fedema",
     "aggregation": "weighted-average",
+    "privacy": "none",
 }
 MODELS: dict[str, type[BaseModel]] = {
     "client_sampling": ClientSampling,
     "network": Network,
+    "init": Init,
     "evaluation": Evaluation,
     "failures": Failures,
     "flower": Flower,
@@ -189,9 +205,14 @@ def describe_settings(factory: Callable[..., Any]) -> dict[str, tuple[str, str]]
     described = {}
     for name, setting in settings_of(factory).items():
         field = FieldInfo.from_annotation(setting.annotation)
-        default = "not set" if setting.default is None else tomli_w.dumps({"_": setting.default})[4:].strip()
-        described[name] = (describe_type(field), default)
+        described[name] = (describe_type(field), _default_text(setting.default))
     return described
+
+
+def _default_text(default: Any) -> str:
+    if default is Parameter.empty:
+        return "must be given"
+    return "not set" if default is None else tomli_w.dumps({"_": default})[4:].strip()
 
 
 def known_settings(table: str, name: Any) -> set[str] | None:
@@ -329,6 +350,36 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
             "another: use 'server'"
+        )
+    _check_privacy(config)
+
+
+def _check_privacy(config: Config) -> None:
+    """Refuses whatever would let exact values of a client out, or does not bound what one client can do."""
+    if config.privacy.name == "none":
+        return
+    rule, method = config.update_rule, METHODS[config.method.name]
+    if not UPDATE_RULES[rule.name].shares:
+        raise FedsslError(f"privacy.name: with update_rule.name = {rule.name!r} nothing is shared: use 'none'")
+    if config.uploads.batchnorm == "average":
+        raise FedsslError(
+            "privacy.name: exact BatchNorm statistics would leave the clients: "
+            "set aggregation.batchnorm to 'local-statistics' or 'local-layers'"
+        )
+    if config.aggregation.name != "weighted-average":
+        raise FedsslError(
+            f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
+            "result: use 'weighted-average' (its weights are then equal)"
+        )
+    if method.leaves:
+        raise FedsslError(
+            f"privacy.name: {config.method.name} also sends {method.leaves}, which no noise protects: "
+            "use another method.name"
+        )
+    if rule.settings.get("lambda_at") == "server" and rule.settings.get("scale") is None:
+        raise FedsslError(
+            "privacy.name: lambda_k would be made at the server from a client's exact weights: "
+            "set update_rule.lambda_at to 'client', or a fixed update_rule.scale"
         )
 
 

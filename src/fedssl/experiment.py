@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedssl.build import Parts
+from fedssl.build import Parts, pinned
 from fedssl.config import Config
 from fedssl.federation.checkpoint import Checkpoint
 from fedssl.presets import load_config
@@ -45,7 +45,8 @@ class Experiment:
         """
         path, shown = Path(folder), view or QuietView()
         begun = (path / "config.toml").exists()
-        config = as_begun(path, self.config) if begun else self.config
+        config = pinned(self.config)
+        config = as_begun(path, config) if begun else config
         changed = changed_settings(path, config, force) if begun else []
         if begun and not changed and (summary := finished(path, config.run.rounds)):
             shown.say(f"{path}: this run is finished, nothing is left to do")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedssl.errors import StorageError
+from fedssl.errors import FedsslError, StorageError
 
 UNFINISHED = ".unfinished"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -26,6 +26,29 @@ def replacing(path: Path) -> Iterator[Path]:
             sync(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `path` when the block ends, and disappears when the block fails.
+
+    One that holds something is refused: nothing of a user's is ever deleted.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FedsslError(f"{path}: exists and is not empty: choose another folder with -o")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.mkdir()
+        try:
+            yield unfinished
+            for file in unfinished.iterdir():
+                sync(file)
+            sync(unfinished)
+            unfinished.replace(path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

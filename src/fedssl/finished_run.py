@@ -1,6 +1,6 @@
 """A run folder read back: its config, records and partition, the images it was made with, and its encoders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedssl.build import build_dataset, build_method
-from fedssl.config import Config
+from fedssl.config import Config, Init
 from fedssl.data.datasets import Dataset
 from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientWeights
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
 from fedssl.reports.run_folder import RunFolder
@@ -60,9 +61,10 @@ class FinishedRun:
         return build_dataset(self.config.data)
 
     def random_encoder(self) -> Encoder:
-        """The encoder with which the run began, made again from its seed."""
+        """The run's network with random weights by its seed, also where the run itself started from a file."""
         train = self.dataset.train
-        return build_method(self.config, train.channels, train.image_size).online_encoder
+        config = replace(self.config, init=Init())
+        return build_method(config, train.channels, train.image_size).online_encoder
 
     def global_encoder(self) -> Encoder:
         """W_g after the last round."""
@@ -84,11 +86,15 @@ class FinishedRun:
 
     def client_encoder(self, client: int) -> Encoder:
         """A client's own online encoder as it was after its last accepted round."""
+        path, weights = self.client_weights(client)
+        return self._loaded(path, weights.online.tensors())
+
+    def client_weights(self, client: int) -> tuple[Path, ClientWeights]:
+        """A client's own networks after its last accepted round, and where they are stored."""
         store, last = ClientStore(self.folder.clients), self.client_rounds()
         if client not in last:
             raise FedsslError(f"{self.folder.path}: client {client} never trained in this run, it has no encoder")
-        path = store.path(client, last[client])
-        return self._loaded(path, store.load(client, last[client]).weights.online.tensors())
+        return store.path(client, last[client]), store.load(client, last[client]).weights
 
     def client_encoders(self) -> dict[int, Encoder]:
         return {client: self.client_encoder(client) for client in self.client_rounds()}

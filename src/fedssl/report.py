@@ -56,17 +56,15 @@ def _silent(text: str) -> None:
 
 def _run_page(record: RunRecord, prefix: str, images: int, say: Say) -> RunPage:
     left_out: LeftOut = []
+    cost = run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
     looked = _RunLooks(record, prefix, images, left_out, say)
     sections = [
         Section(f"{prefix}-learning", "Did it learn?", "", _made(run_figures.LEARNING, record, prefix, left_out)),
         looked.encoder_section(),
         Section(f"{prefix}-clients", "What the clients did", "", _made(run_figures.CLIENTS, record, prefix, left_out)),
         looked.data_section(),
-        Section(f"{prefix}-cost", "What it cost", "", _made(run_figures.COST, record, prefix, left_out)),
+        Section(f"{prefix}-cost", "What it cost", "", _made(cost, record, prefix, left_out)),
     ]
-    if record.profile:
-        asked_for = _made(run_figures.ON_REQUEST, record, prefix, left_out)
-        sections.append(Section(f"{prefix}-profile", "Where the time went", "", asked_for))
     head, rows = _round_rows(record)
     return RunPage(
         id=prefix,

@@ -12,6 +12,7 @@ from fedssl.build import Parts
 from fedssl.config import Config
 from fedssl.data.images import Images, fingerprint
 from fedssl.errors import StorageError
+from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure
@@ -25,6 +26,7 @@ from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.totals import Totals, mean
 from fedssl.reports.warnings import RunWarnings
+from fedssl.spending import spent, with_noise_key
 from fedssl.surroundings import Surroundings
 from fedssl.weights import Weights
 
@@ -59,16 +61,20 @@ class Running:
         self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
         for warning in self.parts.warnings:
             self.view.say(f"warning: {warning}")
-        for remark in self.parts.remarks:
+        promised = spent(self.config, self.parts, self.config.run.rounds)
+        for caution in cautions(promised) if promised else []:
+            self.view.say(f"warning: {caution}")
+        for remark in self.parts.remarks + ([in_words(promised)] if promised else []):
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
             folder.mkdir(exist_ok=True)
         state = self._return_to(checkpoint) if checkpoint else self._begin()
+        server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key)
         status = "interrupted"
         try:
             engine_here = self.surroundings.engine(self.config, self.parts, self.folder, self.store, self.view)
             with engine_here as engine:
-                for outcome in run_rounds(self.parts.server, engine, state, self.config.run.rounds):
+                for outcome in run_rounds(server, engine, state, self.config.run.rounds):
                     state = outcome.state
                     self._after_round(outcome)
                     self.profile.end_round(outcome, engine)
@@ -137,6 +143,8 @@ class Running:
         summary = self._summary(status, state)
         save_encoder(self.folder.encoder, self._encoder_weights(state), self._about(state))
         self.folder.write_summary(summary)
+        if "privacy" in summary:
+            self.view.say(f"note: {in_words(summary['privacy'])}")
         self.logger.finish(summary)
         return summary
 
@@ -150,15 +158,15 @@ class Running:
             sizes: dict[str, Any] = {"bytes_up": result.num_bytes(), "bytes_down": outcome.bytes_down[result.client_id]}
             noted = outcome.state.notes.get(result.client_id, {})  # lambda_k as it stands after this round
             clients.append({"client": result.client_id, "n": result.num_examples, **noted, **result.scalars, **sizes})
-        images, seconds = sum(c["images"] for c in clients), sum(c["seconds"] for c in clients)
+        images, seconds = sum(c.get("images", 0) for c in clients), sum(c["seconds"] for c in clients)
         failed = [{"client": f.client_id, "code": f.code, "detail": f.detail} for f in outcome.failures]
         return {
             "round": round_number,
             "lr": self.config.local_training.learning_rate(round_number, self.config.run.rounds),
-            "loss": statistics.fmean(c["loss"] for c in clients),
+            "loss": mean([c["loss"] for c in clients if "loss" in c]),  # clients with noise of their own send none
             "mu": mean([c["mu"] for c in clients if "mu" in c]),
             "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
-            "images_per_second": images / seconds,
+            "images_per_second": images / seconds or None,
             "seconds": outcome.seconds,
             "aggregation_seconds": outcome.aggregation_seconds,
             "clients": clients,
@@ -194,9 +202,11 @@ class Running:
             "rounds": state.round_number,
             **self.results,
             **self.totals.values(),
+            **({"privacy": about} if (about := spent(self.config, self.parts, state.round_number)) else {}),
             "seconds": self._seconds(),
             **({"profile": totals_of(self.folder.path)} if self.config.run.profile else {}),
             "weights_sha256": self._encoder_weights(state).digest(),
+            **({"init": self.config.init.model_dump()} if self.config.init.encoder else {}),
             "data": {
                 "source": self.parts.dataset.source,
                 "train_fingerprint": fingerprint(self.parts.dataset.train),

@@ -214,6 +214,19 @@ def test_channels_last_trains_as_row_major_memory_does(name):
     assert losses == pytest.approx(plain, rel=1e-3)
 
 
+def test_two_threads_train_as_one_does():
+    """Sums are split otherwise, so bits may differ; the losses may not, beyond rounding."""
+    settings, pixels = LocalTraining(epochs=1, batch_size=16), make_images(48, size=32).pixels
+    one, _ = seen_losses(make_method(width=16), pixels, Recipe(), settings, 0.03, 7)
+    torch.set_num_threads(2)
+    try:
+        two, _ = seen_losses(make_method(width=16), pixels, Recipe(), settings, 0.03, 7)
+    finally:
+        torch.set_num_threads(1)
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
+    assert two == pytest.approx(one, rel=1e-3)
+
+
 # --- options for GPUs ------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -247,9 +247,9 @@ def _check_space(root: Path, needed: int) -> None:
 def _decode_all(work: _Work, path: Path) -> list[Outcome]:
     """Writes the pixels of every image that can be used, in order, and says what became of each."""
     outcomes: list[Outcome] = []
-    with path.open("wb") as file, work.source.opened() as read:
+    with path.open("wb") as file:
         work.progress(work.text, 0, len(work.numbers))
-        for number, result in zip(work.numbers, _results(read, work), strict=True):
+        for number, result in zip(work.numbers, pictures(work.source, work.numbers, work.decoding), strict=True):
             if isinstance(result, Picture):
                 file.write(result.pixels.data)
                 outcomes.append(Outcome("", result.sha256, result.width, result.height, result.kind))
@@ -262,16 +262,16 @@ def _decode_all(work: _Work, path: Path) -> list[Outcome]:
     return outcomes
 
 
-def _results(read: Read, work: _Work) -> Iterator[Picture | str]:
+def pictures(source: Source, numbers: Sequence[int], decoding: Decoding) -> Iterator[Picture | str]:
     """A picture, or why there is none, for each number in order; PIL lets threads decode at the same time."""
     threads = min(os.cpu_count() or 1, MOST_THREADS)
     pending: deque[Future[Picture | str]] = deque()
-    with warnings.catch_warnings(), ThreadPoolExecutor(threads, "decoder") as pool:
+    with warnings.catch_warnings(), source.opened() as read, ThreadPoolExecutor(threads, "decoder") as pool:
         warnings.filterwarnings("ignore", module="PIL")  # on odd EXIF data and the like, which do no harm
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            for number in work.numbers:
-                pending.append(pool.submit(_decode, read, number, work.decoding))
+            for number in numbers:
+                pending.append(pool.submit(_decode, read, number, decoding))
                 if len(pending) >= AHEAD * threads:
                     yield pending.popleft().result()
             while pending:

@@ -158,7 +158,7 @@ class _Reader:
     places: list[DecodedImages] = field(default_factory=list)
 
     def find(self, place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
-        found = _find(place, field, layout, columns, labels)
+        found = find_images(place, field, layout, columns, labels)
         for one in found.refused:
             self._refuse(one)
         return found
@@ -209,7 +209,8 @@ class _Reader:
         return found + ([f"files that cannot be used are left out{self.in_short()}"] if self.refused else [])
 
 
-def _find(place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+    """What a place holds in its layout; `field` is the setting or option that named the place."""
     if not place:
         raise FedsslError(f"{field}: say where your images are: {PLACES}")
     try:

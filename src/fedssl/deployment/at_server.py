@@ -69,7 +69,9 @@ class AtSites:
             remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
         server, monitor = build_server(config, client, len(names)), build_monitor(config, dataset)
         warnings = build_warnings(config)
-        return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, public_source)
+        return Parts(
+            dataset, partition, client, server, monitor, device, remarks, warnings, client.privacy, public_source
+        )
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
         return Choice(config.run.model_copy(update={"engine": "flower"}))

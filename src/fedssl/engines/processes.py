@@ -57,7 +57,6 @@ class _Worker:
     task: TrainTask | None = None
     deadline: float = float("inf")
     ready: bool = False  # it has imported everything and made its networks
-    free_since: float | None = None  # None while it works on a task
 
 
 class ProcessEngine:
@@ -74,11 +73,8 @@ class ProcessEngine:
         self.side, self.folder, self.workers = side, folder, workers
         self.watch, self.time_limit = watch, time_limit
         self._workers: list[_Worker] = []
-        self._idle = 0.0  # of all workers together
-
-    @property
-    def idle_seconds(self) -> float:
-        return self._idle / max(len(self._workers), 1)
+        self._busy = 0.0  # seconds that workers spent on tasks, as they measured it themselves
+        self.idle_seconds = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +90,7 @@ class ProcessEngine:
         begun = time.perf_counter()
         waiting, files = deque(tasks), self._write_weights(tasks)
         self._workers += [self._start(number) for number in range(len(self._workers), min(self.workers, len(tasks)))]
-        for worker in self._workers:
-            worker.free_since = begun  # coming to life is not work
+        before = self._busy
         try:
             while waiting or any(worker.task for worker in self._workers):
                 for worker in self._workers:
@@ -103,8 +98,7 @@ class ProcessEngine:
                         self._assign(worker, waiting.popleft(), files)
                 yield from self._replies()
         finally:
-            for worker in self._workers:
-                self._busy(worker)
+            self.idle_seconds += time.perf_counter() - begun - (self._busy - before) / max(len(self._workers), 1)
             for path in set(files.values()):
                 path.unlink(missing_ok=True)
 
@@ -129,21 +123,14 @@ class ProcessEngine:
         )
         process.start()
         theirs.close()  # so that its end is noticed here
-        return _Worker(process, ours, free_since=time.perf_counter())
+        return _Worker(process, ours)
 
     def _assign(self, worker: _Worker, task: TrainTask, files: dict[int, Path]) -> None:
         worker.task, worker.deadline = task, self._deadline(worker)
-        if worker.ready:
-            self._busy(worker)
         light = replace(task, global_weights=GlobalWeights(Weights(), Weights()), payload={})
         order = _Order(light, files[id(task.global_weights)], save(task.payload) if task.payload else b"")
         with contextlib.suppress(OSError):  # a worker that has just died is noticed when its reply is awaited
             worker.connection.send(order)
-
-    def _busy(self, worker: _Worker) -> None:
-        if worker.free_since is not None:
-            self._idle += time.perf_counter() - worker.free_since
-            worker.free_since = None
 
     def _deadline(self, worker: _Worker) -> float:
         """A client's time begins when its worker is ready; coming to life has a limit of its own."""
@@ -163,7 +150,6 @@ class ProcessEngine:
                 continue
             if kind == "ready":
                 worker.ready = True
-                self._busy(worker)
                 worker.deadline = self._deadline(worker)
             elif kind == "step" and self.watch:
                 self.watch(*content)
@@ -176,8 +162,11 @@ class ProcessEngine:
                 waited = self.time_limit if worker.ready else START_LIMIT
                 yield self._lost(worker, "timeout", f"no end after {waited:g} s: its process was ended")
 
-    def _finished(self, worker: _Worker, reply: TrainResult | Failure, payload: bytes) -> TrainResult | Failure:
-        worker.task, worker.deadline, worker.free_since = None, float("inf"), time.perf_counter()
+    def _finished(
+        self, worker: _Worker, reply: TrainResult | Failure, payload: bytes, seconds: float
+    ) -> TrainResult | Failure:
+        worker.task, worker.deadline = None, float("inf")
+        self._busy += seconds
         return replace(reply, payload=load(payload)) if isinstance(reply, TrainResult) and payload else reply
 
     def _lost(self, worker: _Worker, code: Any, detail: str) -> Failure:
@@ -219,9 +208,10 @@ def _work(connection: Connection, side: ClientSide, number: int, time_limit: flo
             client, store = side(number)
             connection.send(("ready", None))
             while True:
-                task = connection.recv().unpack()
-                reply = attempt(client, store, task, watch, time_limit)
-                connection.send(("reply", _packed(reply)))
+                order = connection.recv()
+                started = time.perf_counter()
+                reply = attempt(client, store, order.unpack(), watch, time_limit)
+                connection.send(("reply", (*_packed(reply), time.perf_counter() - started)))
         except FedsslError as error:  # a disk that refuses, data that cannot be read: the run's business
             connection.send(("error", error))
 

@@ -1,5 +1,6 @@
 """One client's side of a round: the same code whatever engine carries the task."""
 
+import secrets
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from fedssl.federation.messages import (
     TrainTask,
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
+from fedssl.federation.privacy import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import SiameseMethod
 from fedssl.stopwatch import Stopwatch
@@ -49,9 +51,10 @@ class Client:
         batchnorm: BatchNormSharing = "average",
         profile: bool = False,
         wire: Wire = EXACT,
+        privacy: ClientDP | None = None,
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
-        self.images_of, self.rounds, self.seed, self.wire = images_of, rounds, seed, wire
+        self.images_of, self.rounds, self.seed, self.wire, self.privacy = images_of, rounds, seed, wire, privacy
         self.clock = Stopwatch(profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
@@ -62,7 +65,7 @@ class Client:
         )
 
         encoder = "target" if upload == "target" and method.target_encoder is not None else "online"
-        self.sent = Sent(encoder if rule.shares else "", *self.private, apart=wire.dtype != "fp32")
+        self.sent = Sent(encoder if rule.shares else "", *self.private, apart=bool(privacy) or wire.dtype != "fp32")
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
@@ -102,6 +105,9 @@ class Client:
             self._check_finite(weights, report.loss, task)
             measured = self.rule.measure(before, weights.online)
             memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
+        key = self._noise_key(state, task.client_id)
+        if key:
+            memory[KEY] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
         kept = {**task.note, **self.rule.kept(scalars), **measured}
         new_state = ClientState(weights, task.round_number, memory, kept)
         scalars |= measured | {
@@ -110,7 +116,18 @@ class Client:
             "images": report.images,
             "seconds": time.perf_counter() - started,
         }
+        if key:  # then no number leaves that was made from images
+            told = {name: scalars[name] for name in ("ema", "seconds")}
+            return new_state, self._result(task, weights, 1, told, key)
         return new_state, self._result(task, weights, len(images), scalars)
+
+    def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
+        """Of a client that adds its own noise; else empty."""
+        if self.privacy is None or self.privacy.placement == "central":
+            return b""
+        if self.privacy.noise_seed == "run":
+            return run_key(self.seed, client_id)
+        return bytes(state.memory[KEY].numpy()) if state else secrets.token_bytes(KEY_BYTES)
 
     def _start(self, state: ClientState | None, task: TrainTask) -> Scalars:
         """Loads the weights with which the rule lets this round begin."""
@@ -121,9 +138,13 @@ class Client:
         self._load(state, start, task)
         return scalars
 
-    def _result(self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars) -> TrainResult:
+    def _result(
+        self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars, key: bytes = b""
+    ) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
         shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights())
+        if self.privacy is not None:
+            shared = self.privacy.protect(shared, task.global_weights, key)
         return TrainResult(
             task.client_id,
             task.round_number,

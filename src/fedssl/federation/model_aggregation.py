@@ -30,7 +30,7 @@ class Aggregator(ABC):
         """The new global weights, given those the clients started from; replies in any order give the same bits."""
         self.check(len(results))
         ordered = sorted(results, key=lambda result: result.client_id)  # float sums depend on the order
-        return _parted(self.combine(ordered, _joined(previous)))
+        return parted(self.combine(ordered, joined(previous)))
 
     def check(self, num_clients: int) -> None:
         """Refuses a round in which only so many clients deliver."""
@@ -49,7 +49,7 @@ def _need(needed: int, num_clients: int, setting: str) -> None:
         )
 
 
-def _joined(weights: GlobalWeights) -> Weights:
+def joined(weights: GlobalWeights) -> Weights:
     """Encoder and predictor as one set, so that a norm or a distance is over both."""
     parts = {"encoder": weights.encoder, "predictor": weights.predictor}
     return Weights(
@@ -58,7 +58,7 @@ def _joined(weights: GlobalWeights) -> Weights:
     )
 
 
-def _parted(joined: Weights) -> GlobalWeights:
+def parted(joined: Weights) -> GlobalWeights:
     def part(prefix: str) -> Weights:
         return Weights(
             {n.removeprefix(prefix): tensor for n, tensor in joined.parameters.items() if n.startswith(prefix)},
@@ -78,7 +78,7 @@ class WeightedAverage(Aggregator):
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
         mean = Average(sum(result.num_examples for result in results))
         for result in results:
-            mean.add(result.num_examples, _joined(result.weights))
+            mean.add(result.num_examples, joined(result.weights))
         return mean.weights()
 
 
@@ -103,13 +103,13 @@ class ClippedAverage(Aggregator):
     max_norm: Positive | None = None
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
-        lengths = [_lengths(_joined(result.weights), previous) for result in results]
+        lengths = [_lengths(joined(result.weights), previous) for result in results]
         bound = median(one.parameters for one in lengths) if self.max_norm is None else self.max_norm
         statistics_bound = median(one.statistics for one in lengths)
         mean = Average(sum(result.num_examples for result in results))
         for result, one in zip(results, lengths, strict=True):
             scale, statistics_scale = _scale(one.parameters, bound), _scale(one.statistics, statistics_bound)
-            mean.add(result.num_examples, _shortened(_joined(result.weights), previous, scale, statistics_scale))
+            mean.add(result.num_examples, _shortened(joined(result.weights), previous, scale, statistics_scale))
         counters = _by_coordinate([Weights(buffers=one.counters) for one in lengths], _middle)
         return mean.weights().overlaid(counters).map(_no_negative_variance)
 
@@ -118,11 +118,11 @@ def _lengths(upload: Weights, previous: Weights) -> _Lengths:
     floating = {name: tensor for name, tensor in upload.buffers.items() if tensor.is_floating_point()}
     # Copies: a tensor that came from a file would keep all of the upload in memory.
     counters = {name: tensor.clone() for name, tensor in upload.buffers.items() if name not in floating}
-    return _Lengths(_distance(upload.parameters, previous), _distance(floating, previous), counters)
+    return _Lengths(distance(upload.parameters, previous), distance(floating, previous), counters)
 
 
-def _distance(tensors: Mapping[str, Tensor], previous: Weights) -> float:
-    """In float64: the square of a large float32 would be infinite."""
+def distance(tensors: Mapping[str, Tensor], previous: Weights) -> float:
+    """How far tensors are from those of the same names; in float64: the square of a large float32 would be infinite."""
     origin = previous.tensors()
     pairs = (pair.double() for name in tensors for pair in _slices([tensors[name], origin[name]]))
     return math.hypot(*(float(torch.linalg.vector_norm(to - from_)) for to, from_ in pairs))
@@ -156,7 +156,7 @@ class Median(Aggregator):
     """
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
-        return _by_coordinate([_joined(result.weights) for result in results], _middle)
+        return _by_coordinate([joined(result.weights) for result in results], _middle)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class TrimmedMean(Aggregator):
         _need(2 * self.trim + 1, num_clients, f"trim = {self.trim}")
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
-        return _by_coordinate([_joined(result.weights) for result in results], partial(_inner_mean, trim=self.trim))
+        return _by_coordinate([joined(result.weights) for result in results], partial(_inner_mean, trim=self.trim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ class Krum(Aggregator):
         _need(self.selected + self.byzantine, num_clients, f"selected = {self.selected}")
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
-        uploads = [_joined(result.weights) for result in results]
+        uploads = [joined(result.weights) for result in results]
         scores = self._scores(_squared_distances(uploads))
         chosen = sorted(sorted(range(len(scores)), key=scores.__getitem__)[: self.selected])
         mean = Average(sum(results[k].num_examples for k in chosen))

@@ -38,7 +38,8 @@ class AveragePool(nn.AdaptiveAvgPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         # A mean hands its gradient back row-major: the layer before it would work on two layouts, five times slower.
-        return super().forward(_SameLayoutBack.apply(x))  # type: ignore[no-untyped-call]
+        # Without gradients there is none to hand back, and exporters know no autograd functions.
+        return super().forward(_SameLayoutBack.apply(x) if torch.is_grad_enabled() else x)  # type: ignore[no-untyped-call]
 
 
 class BasicBlock(nn.Module):

@@ -18,32 +18,41 @@ MOST_WRITTEN = 400  # cells with their number written in
 
 def holdings_picture(path: Path, counts: Array, clients: Sequence[str], classes: Sequence[str]) -> None:
     """Images of each class at each client, K x C; the darker, the more."""
+    title = "Training images by client and class" if counts.shape[1] > 1 else "Training images by client"
+    _heat_map(path, counts, clients, classes, title)
+
+
+def confusion_picture(path: Path, counts: Array, classes: Sequence[str], right: str) -> None:
+    """Test images by true class (rows) and named class (columns)."""
+    _heat_map(path, counts, classes, classes, f"True class (rows) and named class: {right}")
+
+
+def _heat_map(path: Path, counts: Array, row_names: Sequence[str], column_names: Sequence[str], title: str) -> None:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     rows, columns = counts.shape
-    longest = max(map(len, map(plain, clients)))
+    longest = max(map(len, map(plain, row_names)))
     size = (min(1.4 + 0.085 * longest + 0.62 * columns, 16), min(1.5 + 0.34 * rows, 20))
     figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("", ["#f1f6fc", ACCENT, "#123a66"])
     axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="none")
-    _ticks(axes.yaxis, clients, 40)
-    _ticks(axes.xaxis, classes, 40)
+    _ticks(axes.yaxis, row_names, 40)
+    _ticks(axes.xaxis, column_names, 40)
     axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
     axes.spines[:].set_visible(False)
     axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
     axes.grid(which="minor", color=PAPER, linewidth=1.2 if counts.size <= 10 * MOST_WRITTEN else 0)
     axes.tick_params(which="minor", length=0)
-    if columns > 1 and max(map(len, map(plain, classes))) > 5:
+    if columns > 1 and max(map(len, map(plain, column_names))) > 5:
         for label in axes.get_xticklabels():
             label.set(rotation=40, ha="right", rotation_mode="anchor")
     if counts.size <= MOST_WRITTEN:
         for row, column in np.ndindex(rows, columns):
             colour = PAPER if counts[row, column] > 0.45 * counts.max() else INK
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=8, color=colour)
-    title = "Training images by client and class" if columns > 1 else "Training images by client"
     figure.suptitle(title, x=0.02, ha="left", fontsize=11, color=INK)
     _save(figure, path)
 

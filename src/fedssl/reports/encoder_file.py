@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedssl.errors import FedsslError
 from fedssl.files import replacing
 from fedssl.networks.backbones import find_backbone
+from fedssl.networks.weight_files import ABOUT, load_backbone, read_weight_file
 from fedssl.weights import Weights
 
 
@@ -33,23 +33,18 @@ def save_encoder(path: Path, encoder: Weights, about: dict[str, Any]) -> None:
     """Backbone and projector under their state-dict names; `about` (network, channels, feature_size …) as metadata."""
     with replacing(path) as unfinished:
         # Not save_file: its files are readable by their owner alone, and an encoder is made to be shared.
-        unfinished.write_bytes(save(encoder.tensors(), {"fedssl": json.dumps(about)}))
+        unfinished.write_bytes(save(encoder.tensors(), {ABOUT: json.dumps(about)}))
 
 
-def load_encoder(run: str | Path) -> FeatureExtractor:
-    """The encoder of a run folder (or of an encoder.safetensors), in evaluation mode."""
-    path = Path(run)
-    path = path / "encoder.safetensors" if path.is_dir() else path
-    if not path.exists():
-        raise FedsslError(f"{path}: there is no encoder: give a run folder or an encoder.safetensors")
+def load_encoder_file(place: str | Path) -> tuple[FeatureExtractor, dict[str, Any]]:
+    """The encoder that fedssl wrote to a file (or into a folder), in evaluation mode, and what it says about it."""
+    file = read_weight_file(place)
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["fedssl"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise FedsslError(f"{path}: not an encoder written by fedssl ({error})") from None
-    network = dict(about["network"])
-    backbone = find_backbone(network.pop("name"))(about["channels"], **network)
-    prefix = "backbone."
-    backbone.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-    return FeatureExtractor(backbone, about["feature_size"]).eval()
+        network, channels, size = dict(file.about["network"]), file.about["channels"], file.about["feature_size"]
+    except (KeyError, TypeError):
+        raise FedsslError(
+            f"{file.path}: not an encoder written by fedssl: it does not say to which network it belongs"
+        ) from None
+    backbone = find_backbone(network.pop("name"))(channels, **network)
+    load_backbone(backbone, file)
+    return FeatureExtractor(backbone, size).eval(), file.about

@@ -122,7 +122,53 @@ class Page:
         return [("compared", "Side by side"), (curves.id, curves.title), *((run.id, run.name) for run in self.runs)]
 
 
-def render(page: Page) -> str:
+@dataclass(frozen=True)
+class TablePart:
+    """A table ready to be shown, all cells as text."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Tables, figures and lists under one heading."""
+
+    id: str
+    title: str
+    story: Sequence[str]
+    tables: Sequence[TablePart]
+    figures: Sequence[Figure]
+    notes: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Chapters:
+    """A page of chapters that is not about single runs."""
+
+    title: str
+    eyebrow: str
+    story: Sequence[str]
+    chapters: Sequence[Chapter]
+    settings: Sequence[TablePart]
+    version: str
+
+
+@dataclass(frozen=True)
+class FigurePage:
+    """Figures with a few words before them, where there is no run to tell of."""
+
+    title: str
+    story: Sequence[str]
+    figures: Sequence[Figure]
+    version: str
+
+
+TEMPLATES = {Page: "report.html", Chapters: "chapters.html", FigurePage: "figures.html"}
+
+
+def render(page: Page | Chapters | FigurePage) -> str:
     """The whole file; every text is escaped, only drawings go in as they are."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -135,4 +181,4 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html").render(page=page)
+    return environment.get_template(TEMPLATES[type(page)]).render(page=page)

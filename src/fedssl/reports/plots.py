@@ -111,6 +111,34 @@ def spread(series: Sequence[Series]) -> tuple[dict[float, float], dict[float, fl
     return low, middle, high
 
 
+@dataclass(frozen=True)
+class Swept:
+    """A measure over the values of a setting, with its spread; None where nothing was measured."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    sd: Sequence[float]
+
+
+def swept(name: str, alt: str, series: Sequence[Swept], x_label: str, y_label: str) -> Drawing:
+    """Curves over a setting, ticks at its values; a bar through a point is one sd up and down."""
+    figure, axes = _plain_axes(y_label, x_label)
+    keys = []
+    for number, one in enumerate(series):
+        known = [place for place, y in enumerate(one.y) if y is not None]
+        x, y, sd = ([values[place] for place in known] for values in (one.x, one.y, one.sd))
+        options: dict[str, Any] = {"color": series_colour(number), "marker": MARKERS[number % len(MARKERS)]}
+        axes.errorbar(x, y, yerr=sd if any(sd) else None, linewidth=1.6, markersize=4, markeredgewidth=0, **options)
+        keys.append(Key(one.label, f"--s{number % SERIES + 1}"))
+    ticks = sorted({x for one in series for x in one.x})
+    if ticks[0] > 0 and ticks[-1] > 8 * ticks[0]:  # values that double would crowd at the left
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    return Drawing(to_svg(figure, name, alt), tuple(keys))
+
+
 def bars(name: str, alt: str, x: Sequence[float], stacks: Mapping[str, Sequence[float]], y_label: str) -> Drawing:
     """Bars over rounds, the stacks on top of each other."""
     figure, axes = _over_rounds(y_label)
@@ -128,22 +156,35 @@ def _over_rounds(y_label: str) -> tuple[Any, Any]:
     """Axes with rounds to the right; what is upward is written above, where it need not be read sideways."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = new_figure(4.8, 2.9)
-    axes.set_title(y_label, loc="left", fontsize=9, color=MUTED, pad=8)
-    axes.set_xlabel("round", fontsize=9, color=MUTED)
+    figure, axes = _plain_axes(y_label, "round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10], min_n_ticks=1))
     return figure, axes
 
 
+def _plain_axes(y_label: str, x_label: str) -> tuple[Any, Any]:
+    figure, axes = new_figure(4.8, 2.9)
+    axes.set_title(y_label, loc="left", fontsize=9, color=MUTED, pad=8)
+    axes.set_xlabel(x_label, fontsize=9, color=MUTED)
+    return figure, axes
+
+
 def heat_map(
-    name: str, alt: str, values: Array, rows: Sequence[str], columns: Sequence[str], labels: tuple[str, str]
+    name: str,
+    alt: str,
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    labels: tuple[str, str],
+    *,
+    floor: float = 0.0,
+    digits: int = 0,
 ) -> Drawing:
-    """A matrix in one hue, as strong as the value; the numbers themselves are written in when there is room."""
+    """A matrix in one hue, as strong as the value is above `floor`; numbers are written in when there is room."""
     height, width = values.shape
     written = width <= MAX_WRITTEN and height <= 2 * MAX_WRITTEN
     figure, axes = new_figure(5.2, min(max(1.1 + 0.36 * height, 1.9), 5.2))
     axes.grid(visible=False)
-    strength = values / max(float(values.max()), 1e-12)
+    strength = (values - floor).clip(min=0) / max(float(values.max()) - floor, 1e-12)
     pixels = np.empty((height, width, 4))
     pixels[..., :3], pixels[..., 3] = ACCENT, 0.04 + 0.96 * strength
     axes.imshow(pixels, aspect="auto", interpolation="none")
@@ -157,7 +198,7 @@ def heat_map(
         for row, column in np.ndindex(height, width):
             colour = ON_ACCENT if strength[row, column] > 0.6 else INK
             if values[row, column] >= 0.5:
-                text = f"{values[row, column]:,.0f}"
+                text = f"{values[row, column]:,.{digits}f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
     return Drawing(to_svg(figure, name, alt))
 

@@ -99,7 +99,7 @@ class PlainView(QuietView):
         left = (time.monotonic() - self.started) / here * (self.rounds - done) if here else None
         parts = [f"round {done}/{self.rounds}", *_facts(record)]
         if left is not None:
-            parts += [f"{record['images_per_second']:,.0f} images/s", f"{_duration(left)} left"]
+            parts += [*_speed(record), f"{_duration(left)} left"]
         self.say("  ".join(parts))
 
     def say(self, text: str) -> None:
@@ -168,8 +168,7 @@ class LiveView(QuietView):
     def round_finished(self, record: dict[str, Any]) -> None:
         self.last = record
         self.bar.update(self.task, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")
-        speed = f"{record['images_per_second']:,.0f} images/s" if record["clients"] else ""
-        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record), speed]))
+        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record), *_speed(record)]))
         self._show()
 
     def say(self, text: str) -> None:
@@ -185,10 +184,15 @@ def make_view() -> View:
     return LiveView() if sys.stdout.isatty() else PlainView()
 
 
+def _speed(record: dict[str, Any]) -> list[str]:
+    return [f"{record['images_per_second']:,.0f} images/s"] if record.get("images_per_second") else []
+
+
 def _facts(record: dict[str, Any]) -> list[str]:
     facts = []
     if record["clients"]:
-        facts.append(f"loss {record['loss']:.4f}")
+        if record.get("loss") is not None:
+            facts.append(f"loss {record['loss']:.4f}")
         if record.get("mu") is not None:
             facts.append(f"mu {record['mu']:.3f}")
     if record.get("knn") is not None:

@@ -64,6 +64,10 @@ class RunFolder:
         return self.path / "encoder.safetensors"
 
     @property
+    def noise_key(self) -> Path:
+        return self.path / "noise.key"
+
+    @property
     def base_encoder(self) -> Path:
         return self.path / "base-encoder"
 

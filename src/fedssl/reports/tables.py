@@ -19,7 +19,7 @@ PIPE_WIDTH = 1000
 
 def print_comparison(records: Sequence[RunRecord], console: Console | None = None) -> None:
     """Two tables: the settings that differ and the results, a column a run."""
-    console = console or _console()
+    console = console or wide_console()
     names = [record.name for record in records]
     differing = differing_settings([record.config for record in records])
     if differing:
@@ -40,7 +40,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
 
 
 def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
-    console = console or _console()
+    console = console or wide_console()
     if not runs:
         console.print("no runs here")
         return
@@ -54,7 +54,7 @@ def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
     console.print(table)
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """As wide as the terminal; without one, wide enough that no line is cut, whatever COLUMNS says."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
@@ -64,7 +64,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """What a run came to: first and last accuracy, mean mu, and where it is."""
     table = Table(title="Result", title_justify="left")
     table.add_column("")
-    for column in ("random init", "trained", "gain"):
+    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
         table.add_column(column, justify="right")
     names = {
         "knn": "kNN accuracy",

@@ -25,7 +25,7 @@ class RunWarnings:
                     f"client {number}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
                     "(smaller update_rule.tau or scale, or between = 'before-after')"
                 )
-            if client["feature_std"] < COLLAPSED_BELOW and self._first("collapse", number):
+            if client.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", number):
                 found.append(
                     f"client {number}: its features collapsed in round {record['round']} "
                     f"(feature_std {client['feature_std']:.3f}): all images look alike to the encoder"

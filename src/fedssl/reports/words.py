@@ -4,6 +4,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
+from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.files import size_text
@@ -76,7 +77,9 @@ def _how(record: RunRecord) -> str:
     rule = _phrase("rule", config["update_rule"])
     if config["update_rule"].get("name") == "none":
         return f"{trained} {rule}"
+    private = config.get("privacy", {"name": "none"})
     averaged = _phrase("aggregation", config.get("aggregation", {"name": "weighted-average"}))
+    averaged = averaged if private["name"] == "none" else _phrase("privacy", private)
     return f"{trained} {averaged} {rule}"
 
 
@@ -133,6 +136,10 @@ def tiles(record: RunRecord) -> list[Tile]:
         often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
         note = f"share of its own weights that a client kept{often}"
         found.append(Tile("Mean mu", number(summary["mean_mu"]), note))
+    if about := summary.get("privacy"):
+        value = "infinite" if about["epsilon"] is None else number(about["epsilon"])
+        unit = f"client-level differential privacy, delta {about['delta']:g}, {about['placement']} noise"
+        found.append(Tile("Epsilon", value, unit))
     done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
     found.append(
         Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were asked for")
@@ -150,10 +157,19 @@ def warnings(record: RunRecord) -> list[str]:
     found = []
     if record.status != "finished":
         found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
+    init = record.summary.get("init")
+    if init:
+        skipped = f", without {', '.join(init['skip'])}" if init["skip"] else ""
+        found.append(
+            f"The run did not start at random but from weights in a file (SHA-256 {init['sha256'][:12]}…{skipped}): "
+            "what is said of the untrained or random encoder is said of those."
+        )
     if not record.environment:
         found.append("environment.json is missing: it is not known where the run was made.")
     if leaves := _leaves(record.config):
         found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
+    if about := record.summary.get("privacy"):
+        found += [f"{text[0].upper()}{text[1:]}." for text in (in_words(about), *cautions(about))]
     unused = record.summary.get("data", {}).get("unused")
     if unused:
         found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")

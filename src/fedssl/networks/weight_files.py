@@ -1,0 +1,139 @@
+"""Weights of a backbone in a safetensors file: ours, torchvision's or timm's names, loaded key by key or refused."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedssl.errors import FedsslError
+
+FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
+ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
+OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
+HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
+COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
+NAMED = 3  # differing keys that a message names
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
+PROGRAMS = {".onnx": "an ONNX graph", ".pt2": "a torch.export program"}
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The tensors of a file, and what is written about them (nothing: fedssl did not write it)."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+
+
+def find_weight_file(place: str | Path) -> Path:
+    """The file itself, or that of a run folder or an export; a file of another kind is refused with the remedy."""
+    path = Path(place)
+    if path.is_dir():
+        found = [path / name for name in FILES if (path / name).is_file()]
+        if not found:
+            raise FedsslError(f"{path}: there is no encoder: none of {', '.join(FILES)}")
+        return found[0]
+    if not path.exists():
+        raise FedsslError(f"{path}: there is no encoder: give a .safetensors file, a run folder or an export")
+    if path.suffix in PROGRAMS:
+        raise FedsslError(
+            f"{path}: {PROGRAMS[path.suffix]} is a program to run, its weights have no names to load them by: export "
+            "the encoder with --to safetensors"
+        )
+    if path.suffix in PICKLES or _is_pickle(path):
+        raise FedsslError(
+            f"{path}: not an encoder but a pickle, which may run any code when it is opened: fedssl never does. If you "
+            "trust it, convert it: from safetensors.torch import save_file; import torch; "
+            f"save_file(torch.load({path.name!r}, weights_only=True), {path.with_suffix('.safetensors').name!r})"
+        )
+    return path
+
+
+def _is_pickle(path: Path) -> bool:
+    """By its first bytes: torch.save writes a zip, before 1.6 a bare pickle."""
+    with path.open("rb") as file:
+        return file.read(4).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+
+
+def read_weight_file(place: str | Path) -> WeightFile:
+    """All of a safetensors file, read and closed."""
+    path = find_weight_file(place)
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
+    return WeightFile(path, tensors, about)
+
+
+def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The names that torchvision's and timm's ResNets have."""
+    return {name.replace(OURS, STANDARD): tensor for name, tensor in tensors.items()}
+
+
+def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (), field: str = "skip") -> None:
+    """Copies the file's values into the module; every key must be there with its shape, but for modules to skip."""
+    own = backbone.state_dict()
+    unknown = [one for one in skip if not any(_below(name, [one]) for name in own)]
+    if unknown:
+        raise FedsslError(f"{field}: the network has no module {unknown[0]!r}, only {_modules(backbone)}")
+    wanted = {name: tensor for name, tensor in own.items() if not _below(name, skip)}
+    named = {_our_name(name, own): tensor for name, tensor in file.tensors.items()}
+    given = {name: tensor for name, tensor in named.items() if not _below(name, skip)}
+    missing = [name for name in wanted if name not in given and not name.endswith(COUNTER)]
+    surplus = [name for name in given if name not in wanted and not name.startswith(HEADS)]
+    shapes = [name for name in wanted if name in given and given[name].shape != wanted[name].shape]
+    if missing or surplus or shapes:
+        differences = [
+            _listed("missing", missing),
+            _listed("not of this network", surplus),
+            _listed("of another shape", [f"{n} {_shape(given[n])} instead of {_shape(wanted[n])}" for n in shapes]),
+        ]
+        text = "; ".join(filter(None, differences))
+        raise FedsslError(f"{file.path}: belongs to another network: {text}{_remedy([*missing, *surplus, *shapes])}")
+    backbone.load_state_dict({**own, **{name: tensor for name, tensor in given.items() if name in wanted}})
+
+
+def _our_name(name: str, own: Mapping[str, Tensor]) -> str:
+    """The network's own name for what an encoder, a backbone, or torchvision's or timm's ResNet calls otherwise."""
+    bare = name.removeprefix("backbone.")
+    return next((one for one in (name, bare, bare.replace(STANDARD, OURS)) if one in own), bare)
+
+
+def _remedy(differing: Iterable[str]) -> str:
+    modules = {name.rpartition(".")[0] for name in differing}
+    if modules == {"conv1"}:
+        return (
+            '. Only the stem differs (ImageNet networks have 7x7, ours 3x3): init.skip = ["conv1"] loads all but the '
+            "stem, which starts at random"
+        )
+    return ": give network.name and its settings as they were when these weights were trained"
+
+
+def _below(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _modules(backbone: nn.Module) -> str:
+    return ", ".join(name for name, _ in backbone.named_children())
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{what}: {', '.join(names[:NAMED])}{more}" if names else ""
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

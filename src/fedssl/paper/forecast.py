@@ -1,0 +1,187 @@
+"""What a plan will take, before it is begun: a few real training steps of each distinct network, and arithmetic."""
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fedssl.build import Parts, build
+from fedssl.calibration import seconds_per_step
+from fedssl.config import Config, resolve
+from fedssl.evaluation.features import compute_features
+from fedssl.evaluation.knn import knn_predictions
+from fedssl.evaluation.linear_probe import linear_probe_predictions
+from fedssl.evaluation.training import Fitting
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.paper.plan import PlannedRun
+from fedssl.weights import Weights
+
+CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
+REPEATS = 3  # of the calibration's steps: other work on the machine disturbs some
+LONG_STEP = 1.0  # seconds; a step that takes longer is measured once
+SAMPLE = 500  # images to time a forward pass with
+BACKWARD = 3.0  # a step of fine-tuning, in forward passes
+START_SECONDS = 6.0  # two processes that import torch and read the images
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What follows from the settings alone."""
+
+    train_images: int
+    test_images: int
+    labelled: int
+    client_images: int
+    steps: int  # of all clients and rounds
+    images: int  # trained on in all, each view pair once
+    evaluations: int  # encoders that the monitor looks at, a full look counted four times
+
+    @classmethod
+    def of(cls, config: Config) -> "Amounts":
+        data, partition, training = config.data.settings, config.partition.settings, config.local_training
+        train, test = data.get("train_images") or CIFAR_TRAIN, data.get("test_images") or CIFAR_TEST
+        labelled = round(data["labelled_fraction"] * train)
+        clients = partition["num_clients"]
+        held = max(int((train - labelled) // clients * partition["data_amount"]), 1)
+        asked = config.client_sampling.clients_per_round or clients
+        steps = training.steps_per_epoch(held) * training.epochs * asked * config.run.rounds
+        steps += _base_steps(config)
+        every = config.evaluation.every
+        encoders = 1 if UPDATE_RULES[config.update_rule.name].shares else clients
+        looks = (config.run.rounds - 1) // every if every else 0
+        evaluations = encoders * (looks + 2) + 2  # both modes of BatchNorm, first and last
+        return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations)
+
+
+def _base_steps(config: Config) -> int:
+    """Of a base encoder on public images before round 1, for methods that have one."""
+    method = config.method.settings
+    return config.local_training.steps_per_epoch(method.get("public_images", 0)) * int(method.get("align_epochs", 0))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured here, with one network."""
+
+    step: float  # seconds a training step
+    forward: float  # seconds an image through the backbone
+    knn: float  # seconds a pair of a test and a training image
+    linear: float  # seconds an image and epoch of a linear probe
+    state_bytes: int  # of a client's state
+    encoder_bytes: int
+
+    @classmethod
+    def measure(cls, config: Config) -> "Speed":
+        parts = _small_parts(config)
+        steps = [seconds_per_step(parts.client, 0)]
+        while steps[0] < LONG_STEP and len(steps) < REPEATS:
+            steps.append(seconds_per_step(parts.client, 0))
+        backbone, dataset = parts.client.method.online_encoder.backbone, parts.dataset
+        pixels = dataset.train.pixels[:SAMPLE]
+        features = compute_features(backbone, pixels)
+        labels = torch.arange(len(features)) % 10
+        votes = {"k": config.evaluation.k, "temperature": 0.1, "num_classes": 10}
+        fitting = Fitting(epochs=5, batch_size=512, lr=3e-3)
+        return cls(
+            statistics.median(steps),
+            _seconds(lambda: compute_features(backbone, pixels)) / len(pixels),
+            _seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
+            _seconds(lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting))
+            / (5 * len(features)),
+            _state_bytes(parts),
+            parts.client.first_weights.online.num_bytes(),
+        )
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def _small_parts(config: Config) -> Parts:
+    """The run's network and batches on a few synthetic images of the right size, at one client."""
+    raw = config.as_raw()
+    images = SAMPLE + config.local_training.batch_size + config.method.settings.get("public_images", 0)
+    size = config.data.settings.get("image_size", 32)
+    raw["data"] = {"name": "synthetic", "train_images": images, "test_images": 10, "image_size": size}
+    raw["partition"] = {"name": "iid", "num_clients": 1}
+    raw["client_sampling"] = {}
+    return build(resolve(raw))
+
+
+def _state_bytes(parts: Parts) -> int:
+    weights = parts.client.first_weights
+    held = (weights.online, weights.predictor, weights.target, Weights(parts.client.method.memory()))
+    return sum(part.num_bytes() for part in held)
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    seconds: float
+    disk: int
+    images: int
+
+
+class Forecast:
+    """Measures each distinct network once and predicts runs from it."""
+
+    def __init__(self, evaluation_epochs: dict[str, int]) -> None:
+        self.epochs = evaluation_epochs
+        self._speeds: dict[str, Speed] = {}
+
+    def speed(self, config: Config) -> Speed:
+        """Measured with as many threads as the run has."""
+        kind = _kind(config)
+        if kind not in self._speeds:
+            before = torch.get_num_threads()
+            torch.set_num_threads(config.run.threads or before)
+            try:
+                self._speeds[kind] = Speed.measure(config)
+            finally:
+                torch.set_num_threads(before)
+        return self._speeds[kind]
+
+    def of(self, run: PlannedRun) -> RunForecast:
+        config, speed, amounts = run.config, self.speed(run.config), Amounts.of(run.config)
+        look = (amounts.train_images + amounts.test_images) * speed.forward
+        look += amounts.train_images * amounts.test_images * speed.knn
+        seconds = START_SECONDS + amounts.steps * speed.step + amounts.evaluations * look
+        shares = UPDATE_RULES[config.update_rule.name].shares
+        clients, kept = config.partition.settings["num_clients"], config.run.keep_checkpoints + 1
+        for protocol in run.protocols:
+            seconds += (1 if shares else clients) * self._protocol(protocol, speed, amounts)
+        return RunForecast(seconds, kept * (clients * speed.state_bytes + speed.encoder_bytes), amounts.images)
+
+    def _protocol(self, protocol: str, speed: Speed, amounts: Amounts) -> float:
+        name = protocol.partition("-")[0]
+        if name == "linear":
+            fitted = amounts.train_images * self.epochs["linear"] * speed.linear
+            return fitted + (amounts.train_images + amounts.test_images) * speed.forward
+        tuned = BACKWARD * amounts.labelled * self.epochs["semi"] * speed.forward
+        return tuned + amounts.test_images * speed.forward
+
+    @cached_property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def peak_memory(self) -> int:
+        """Bytes that this process, or its GPU, has needed at most: what one run needs besides its images."""
+        if self.device == "cuda":
+            return int(torch.cuda.max_memory_allocated())
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _kind(config: Config) -> str:
+    """Runs of one kind take the same time a step."""
+    raw = config.as_raw()
+    training = {key: raw["local_training"][key] for key in ("batch_size", "precision", "compile")}
+    same = [raw["method"], raw["network"], raw["augmentation"], training, raw["data"].get("image_size", 32)]
+    return json.dumps([*same, config.run.threads, config.run.device, config.update_rule.name == "none"], sort_keys=True)

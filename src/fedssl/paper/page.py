@@ -1,0 +1,66 @@
+"""Comparisons with the paper as one HTML file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedssl import __version__
+from fedssl.errors import FedsslError
+from fedssl.files import write_atomically
+from fedssl.paper.comparison import Comparison
+from fedssl.paper.figures import figures_of
+from fedssl.paper.scales import Scale
+from fedssl.reports.page import Chapter, Chapters, TablePart, render
+
+
+def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
+    """A chapter for each comparison, then what the scale changes."""
+    if not out.parent.is_dir():
+        raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
+    scale = comparisons[0].scale
+    single = comparisons[0].study.title if len(comparisons) == 1 else "The experiments of the paper"
+    story = ["Divergence-aware Federated Self-Supervised Learning (Zhuang, Wen & Zhang, ICLR 2022), run again."]
+    eyebrow = f"Federated self-supervised learning · scale {scale.name}"
+    chapters = [_chapter(comparison) for comparison in comparisons]
+    page = Chapters(single, eyebrow, story, chapters, scale_tables(scale), __version__)
+    write_atomically(out, render(page))
+
+
+def _chapter(comparison: Comparison) -> Chapter:
+    return Chapter(
+        f"chapter-{comparison.study.name}",
+        f"{comparison.study.number}: {comparison.study.title}",
+        comparison.sentences(),
+        comparison.tables(),
+        figures_of(comparison),
+        list(comparison.notes().items()),
+    )
+
+
+def scale_tables(scale: Scale) -> list[TablePart]:
+    """What the scale changes and why, and how values that experiments vary are carried over."""
+    changed = [[change.key, _value(change.value), _when(change.when), change.reason] for change in scale.changes]
+    varied = []
+    for rule in scale.varied:
+        how = [f"x {rule.times:g}"] if rule.times is not None else []
+        how += [f"{old} → {new}" for old, new in rule.values.items()]
+        how += [f"{value}: left out" for value in rule.left_out]
+        reason = "; ".join([*([rule.reason] if rule.reason else []), *rule.left_out.values()])
+        varied.append([rule.key, ", ".join(how), ", ".join(rule.experiments) or "all", reason])
+    epochs = [[name, str(count)] for name, count in scale.evaluation_epochs.items()]
+    tables = [
+        TablePart("Settings that are not the preset's", ["setting", "value", "where", "why"], changed),
+        TablePart("Values that an experiment sets itself", ["setting", "carried over", "experiments", "why"], varied),
+        TablePart("Epochs of evaluation", ["protocol", "epochs"], epochs),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _when(when: dict[str, object]) -> str:
+    from fedssl.reports.compare import flatten
+
+    texts = [f"{key} is {' or '.join(map(str, values))}" for key, values in flatten(when).items()]
+    return " and ".join(texts) or "everywhere"

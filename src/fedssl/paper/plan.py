@@ -1,0 +1,167 @@
+"""Which runs an experiment of the paper needs: one for each distinct config, shared between cells and experiments."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fedssl.config import Config
+from fedssl.errors import FedsslError
+from fedssl.paper.catalogue import Cell, Column, Row, Study
+from fedssl.paper.scales import LeftOut, Scale
+from fedssl.presets import load_config
+from fedssl.reports.run_record import read_json
+
+# What cannot change results: where and how fast a run is made, and what is kept of it.
+WITHOUT_EFFECT = ("device", "engine", "workers", "profile", "keep_checkpoints", "failures")
+
+
+def run_key(config: Config) -> str:
+    """The same for configs that lead to the same results."""
+    raw = {key: value for key, value in config.as_raw().items() if key not in WITHOUT_EFFECT}
+    return sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:10]
+
+
+@dataclass
+class PlannedRun:
+    """A run, what must be evaluated after it, and the cells that wait for it."""
+
+    key: str
+    config: Config
+    folder: Path
+    protocols: list[str] = field(default_factory=list)
+    cells: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def trained(self) -> bool:
+        path = self.folder / "summary.json"
+        if not path.exists():
+            return False
+        summary = read_json(path)
+        return summary.get("status") == "finished" and summary.get("rounds") == self.config.run.rounds
+
+    def missing_protocols(self, epochs: dict[str, int]) -> list[str]:
+        """What is still to be evaluated of a run that is trained."""
+        return [name for name in self.protocols if evaluation_of(self.folder, name, epochs) is None]
+
+    def finished(self, epochs: dict[str, int]) -> bool:
+        return self.trained() and not self.missing_protocols(epochs)
+
+
+def evaluation_of(folder: Path, protocol: str, epochs: dict[str, int]) -> dict[str, Any] | None:
+    """The recorded headline of a protocol (paper's variant, running BatchNorm) with this many epochs."""
+    wanted = {"protocol": protocol, "variant": "paper", "batchnorm": "running", "test_images": "all"}
+    for entry in read_json(folder / "summary.json").get("evaluation", []):
+        same = all(entry.get(name) == value for name, value in wanted.items())
+        asked = epochs.get(protocol.partition("-")[0])
+        if same and entry["encoder"] in ("global", "clients") and entry["settings"].get("epochs") == asked:
+            return dict(entry)
+    return None
+
+
+@dataclass
+class Plan:
+    """The runs of some experiments at a scale, and the cells that have none."""
+
+    scale: Scale
+    folder: Path
+    runs: dict[str, PlannedRun] = field(default_factory=dict)
+    keys: dict[tuple[str, str, str, int], str] = field(default_factory=dict)
+    left_out: list[tuple[Cell, str]] = field(default_factory=list)
+
+    def run_of(self, cell: Cell, seed: int) -> PlannedRun | None:
+        key = self.keys.get(_place(cell, seed))
+        return self.runs[key] if key else None
+
+    def unfinished(self) -> list[PlannedRun]:
+        return [run for run in self.runs.values() if not run.finished(self.scale.evaluation_epochs)]
+
+
+def _place(cell: Cell, seed: int) -> tuple[str, str, str, int]:
+    return cell.study.name, cell.row.title, cell.column.label, seed
+
+
+def make_plan(
+    studies: Iterable[Study],
+    scale: Scale,
+    out: Path,
+    seeds: int,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> Plan:
+    """Every run that the cells need, once; `rows` and `columns` choose by label or a part of it."""
+    plan, existing = Plan(scale, out / scale.name), _existing(out / scale.name)
+    for study in studies:
+        chosen_rows, chosen_columns = choose_rows(study, rows), choose_columns(study, columns)
+        for cell in study.cells():
+            if cell.row in chosen_rows and cell.column in chosen_columns:
+                _add(plan, cell, seeds, existing)
+    return plan
+
+
+def _add(plan: Plan, cell: Cell, seeds: int, existing: dict[str, Path]) -> None:
+    first = plan.scale.configure(cell)
+    if isinstance(first, LeftOut):
+        plan.left_out.append((cell, first.reason))
+        return
+    for seed in range(seeds):
+        config = replace(first, run=first.run.model_copy(update={"seed": seed}))
+        key = run_key(config)
+        run = plan.runs.get(key)
+        if run is None:
+            folder = existing.get(key, plan.folder / f"{_readable(config)}-{key}")
+            run = plan.runs[key] = PlannedRun(key, config, folder)
+        plan.keys[_place(cell, seed)] = key
+        run.cells.append(cell.title)
+        if cell.protocol and cell.protocol not in run.protocols:
+            run.protocols.append(cell.protocol)
+
+
+def _readable(config: Config) -> str:
+    return f"{config.method.name}-{config.update_rule.name}-{config.data.name}-seed{config.run.seed}"
+
+
+def _existing(folder: Path) -> dict[str, Path]:
+    """Runs that are there, by what their config means today: a setting that was added since has its default."""
+    found = {}
+    for path in sorted(folder.glob("*/config.toml")):
+        try:
+            found[run_key(load_config(str(path)))] = path.parent
+        except FedsslError:
+            continue  # made by a version whose settings are no longer understood
+    return found
+
+
+def choose_rows(study: Study, texts: Sequence[str]) -> list[Row]:
+    return [row for row in study.rows if _is_chosen(row.title, study.rows, texts)]
+
+
+def choose_columns(study: Study, texts: Sequence[str]) -> list[Column]:
+    return [column for column in study.columns if _is_chosen(column.label, study.columns, texts)]
+
+
+def _is_chosen(label: str, entries: Sequence[Row | Column], texts: Sequence[str]) -> bool:
+    """By its whole label, or by a part of it if that is nobody's whole label here."""
+    labels = {_label(entry).lower() for entry in entries}
+    return not texts or any(
+        text.lower() == label.lower() or (text.lower() not in labels and text.lower() in label.lower())
+        for text in texts
+    )
+
+
+def _label(entry: Row | Column) -> str:
+    return entry.title if isinstance(entry, Row) else entry.label
+
+
+def check_choice(studies: Sequence[Study], rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuses a text that chooses nothing in any of the experiments."""
+    for option, texts, choose in (("--rows", rows, choose_rows), ("--columns", columns, choose_columns)):
+        for text in texts:
+            if not any(choose(study, [text]) for study in studies):
+                known = [_label(entry) for study in studies for entry in choose(study, ())]
+                raise FedsslError(f"{option}: nothing is called {text!r}; known: {'; '.join(dict.fromkeys(known))}")

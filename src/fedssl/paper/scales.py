@@ -1,0 +1,123 @@
+"""Scales: what an experiment of the paper is run with here, why each setting is changed, and what is left out."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fedssl.config import Config, Raw, nearest
+from fedssl.errors import FedsslError
+from fedssl.paper.catalogue import CLOSED, Cell
+from fedssl.presets import load_config, load_raw
+from fedssl.reports.compare import flatten
+
+
+class Change(BaseModel):
+    """A setting that the scale changes, unless the experiment sets it itself."""
+
+    model_config = CLOSED
+    key: str
+    value: Any
+    reason: str
+    when: Raw = Field(default_factory=dict)  # only where the paper's settings have one of these values
+
+    def applies(self, unscaled: Raw) -> bool:
+        return all(unscaled.get(key) in values for key, values in flatten(self.when).items())
+
+
+class Varied(BaseModel):
+    """How the values that an experiment sets itself are carried over; what is not named stays as it is."""
+
+    model_config = CLOSED
+    key: str
+    times: float | None = None
+    values: dict[str, Any] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)  # value -> why it has no meaning at this scale
+    experiments: list[str] = Field(default_factory=list)  # left out: all
+    reason: str = ""
+
+    def carried_over(self, value: Any) -> Any:
+        if str(value) in self.values:
+            return self.values[str(value)]
+        if self.times is None:
+            return value
+        return max(round(value * self.times), 1) if isinstance(value, int) else value * self.times
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A cell that is not run, and why."""
+
+    reason: str
+
+
+class Scale(BaseModel):
+    """Everything that is not as printed, named."""
+
+    model_config = CLOSED
+    name: str
+    title: str
+    changes: list[Change]
+    varied: list[Varied] = Field(default_factory=list)
+    evaluation_epochs: dict[str, int]
+
+    def configure(self, cell: Cell) -> Config | LeftOut:
+        """The config of a cell at this scale with seed 0, or why it has none."""
+        own: Raw = {}
+        for key, value in cell.settings.items():
+            rule = self._rule(key, cell)
+            if rule and str(value) in rule.left_out:
+                return LeftOut(rule.left_out[str(value)])
+            own[key] = rule.carried_over(value) if rule else value
+        return load_config(cell.preset, {**self._changes_for(cell), **own, "seed": 0})
+
+    def _changes_for(self, cell: Cell) -> Raw:
+        unscaled = flatten(load_raw(cell.preset, cell.settings))
+        return {change.key: change.value for change in self.changes if change.applies(unscaled)}
+
+    def _rule(self, key: str, cell: Cell) -> Varied | None:
+        """The first rule for this setting in this experiment: particular ones stand before general ones."""
+        fits = (rule for rule in self.varied if rule.key == key)
+        return next((rule for rule in fits if not rule.experiments or cell.study.name in rule.experiments), None)
+
+    def target(self, cell: Cell) -> float | None:
+        """The accuracy in % that rounds-to and epochs-to wait for."""
+        if cell.row.target is None:
+            return None
+        rule, paper = self._rule("target", cell), cell.row.target
+        return float(rule.values.get(f"{paper:g}", paper)) if rule else paper
+
+    def carried_over(self, cell: Cell) -> list[str]:
+        """In words, what became of the values that the experiment sets itself; nothing where they stay."""
+        lines = []
+        for key, value in cell.settings.items():
+            rule = self._rule(key, cell)
+            if rule and str(value) not in rule.left_out and rule.carried_over(value) != value:
+                lines.append(f"{key} {value} → {rule.carried_over(value)} ({rule.reason})")
+        if (target := self.target(cell)) != cell.row.target:
+            lines.append(f"target {cell.row.target:g} % → {target:g} %")
+        return lines
+
+
+@cache
+def load_scales() -> dict[str, Scale]:
+    files = resources.files(__name__.rpartition(".")[0]) / "scales"
+    found = {}
+    for path in files.iterdir():
+        name = path.name.removesuffix(".toml")
+        if name != path.name:
+            try:
+                found[name] = Scale.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+            except (tomllib.TOMLDecodeError, ValidationError) as error:
+                raise FedsslError(f"{path.name}: not a scale: {error}") from None
+    return dict(sorted(found.items()))
+
+
+def find_scale(name: str) -> Scale:
+    known = load_scales()
+    if name not in known:
+        raise FedsslError(f"--scale: there is no {name!r}{nearest(name, list(known))}; known: {', '.join(known)}")
+    return known[name]

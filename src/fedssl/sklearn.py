@@ -1,0 +1,104 @@
+"""An encoder as a transformer of scikit-learn: images in, features out, usable in a Pipeline."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fedssl.build import choose_device
+from fedssl.data.decoding import Decoding, RefusedError, decode_array
+from fedssl.embedding import ImageReader, embed, in_short
+from fedssl.encoders import Network, open_encoder
+from fedssl.errors import FedsslError
+from fedssl.evaluation.features import compute_features
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin
+    from sklearn.utils.validation import check_is_fitted
+except ImportError:
+    raise FedsslError("fedssl.sklearn needs scikit-learn: pip install 'fedssl[sklearn]'") from None
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Features of images: uint8 arrays N x H x W x C, N x C x H x W or N x H x W, or a list of image files.
+
+    `run` is a run folder, or what `fedssl export --to safetensors` wrote. Images of another size than the encoder's are
+    brought to it as files are. Nothing is learnt from images: `fit` loads the encoder.
+    """
+
+    def __init__(
+        self,
+        run: str | Path = "",
+        *,
+        client: int | str | None = None,
+        network: Network | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.run = run
+        self.client = client
+        self.network = network
+        self.batch_size = batch_size
+        self.device = device
+
+    def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: ARG002, N803 - scikit-learn's names
+        """Loads the encoder; X and y are not looked at."""
+        encoder = open_encoder(self.run, self.client, self.network)
+        self.decoding_, self.backbone_ = encoder.decoding, encoder.model.backbone
+        self.n_features_out_ = encoder.model.feature_size
+        return self
+
+    def transform(self, X: Any) -> Array:  # noqa: N803
+        """float32, one row an image; a file that cannot be used is an error, as it would have no row."""
+        check_is_fitted(self, "backbone_")
+        model = self.backbone_.to(choose_device(self.device))
+        if not isinstance(X, np.ndarray) or X.dtype.kind in "OU":
+            return self._of_files([str(one) for one in X])
+        pixels = torch.from_numpy(_pixels(X, self.decoding_))
+        return compute_features(model, pixels, self.batch_size).numpy()
+
+    def _of_files(self, paths: list[str]) -> Array:
+        missing = [path for path in paths if not Path(path).is_file()]
+        if missing:
+            raise FedsslError(f"{missing[0]}: there is no such file")
+        reader = ImageReader(paths, self.decoding_)
+        rows = [batch.outputs for batch in embed(self.backbone_, reader, self.batch_size)]
+        if reader.refused:
+            raise FedsslError(f"not every image can be used{in_short(reader.refused)}: leave such files out")
+        return torch.cat(rows).numpy()
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:  # noqa: ARG002
+        check_is_fitted(self, "backbone_")
+        return np.array([f"feature{number}" for number in range(self.n_features_out_)], dtype=object)
+
+
+def _pixels(images: Array, decoding: Decoding) -> Array:
+    """uint8, N x C x H x W as the encoder takes them; images that have its shape keep their pixels."""
+    rows = _channels_last(images, decoding.channels)
+    size = decoding.image_size
+    if rows.dtype == np.uint8 and rows.shape[1:] == (size, size, decoding.channels):
+        return np.ascontiguousarray(rows.transpose(0, 3, 1, 2))
+    try:
+        return np.stack([decode_array(row, decoding).pixels for row in rows])
+    except RefusedError as error:
+        raise FedsslError(f"X: {error}") from None
+
+
+def _channels_last(images: Array, channels: int) -> Array:
+    """N x H x W x C, from either order; where both could be meant, the encoder's own number of channels decides."""
+    if images.dtype not in (np.uint8, np.uint16) or images.ndim not in (3, 4) or not len(images):
+        raise FedsslError(
+            "X must be uint8 images N x H x W x C, N x C x H x W or N x H x W, or a list of files, "
+            f"not {images.dtype} of shape {images.shape}"
+        )
+    if images.ndim == 3:
+        return images[..., None]
+    for known in ((channels,), (1, 3, 4)):
+        if images.shape[3] in known:
+            return images
+        if images.shape[1] in known:
+            return images.transpose(0, 2, 3, 1)
+    raise FedsslError(f"X: of shape {images.shape}, neither the second nor the last axis is one of 1, 3 or 4 channels")

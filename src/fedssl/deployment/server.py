@@ -72,13 +72,17 @@ class Deployment:
             check_server_certificate(self.certificate)
 
     def link(self) -> list[str]:
-        """The SuperLink: apps in processes of their own, nothing installed at run time, nodes in a file of ours."""
+        """The SuperLink: apps in processes of their own, and nothing installed at run time.
+
+        Its database stays in memory: in a file, two large uploads at once end in "database is locked", and there is
+        nothing in it to lose. Keys are registered anew at every start, tasks are sent again.
+        """
         security: list[str | Path] = ["--insecure"]
         if self.certificate is not None:
             files = self.certificate
             security = ["--ssl-ca-certfile", files.ca, "--ssl-certfile", files.certificate, "--ssl-keyfile", files.key]
             security.append("--enable-supernode-auth")
-        place = ["--host", self.host, "--port", str(self.port), "--database", str(self.home / "superlink.db")]
+        place = ["--host", self.host, "--port", str(self.port)]
         return module(LINK, *place, *security, "--disable-runtime-dependency-installation")
 
     @property

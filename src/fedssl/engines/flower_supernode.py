@@ -6,6 +6,7 @@ Started as `python -m fedssl.engines.flower_supernode` with the arguments of `fl
 """
 
 import hashlib
+import os
 import signal
 from collections.abc import Callable
 from importlib import import_module
@@ -54,6 +55,7 @@ def main() -> None:
     internal._verify_fab = lambda fab, _: hashlib.sha256(fab.content).hexdigest() == accepted
     command.start_client_internal = start_checked
     command.flower_supernode()
+    os._exit(1)  # its connection broke; a thread of its own would keep a process alive that does nothing any more
 
 
 class _Checked:

@@ -4,21 +4,28 @@ import json
 import sys
 
 import pytest
+from federation import NAMES as HOSPITALS
+from federation import SETTINGS, Federation, write_images
 from flower_grid import FakeGrid, node
 from small import TINY
+from test_flower import context
 from typer.testing import CliRunner
 
 from fedssl.cli import app, main
 from fedssl.deployment import client as client_module
 from fedssl.deployment import server as server_module
 from fedssl.deployment.at_server import AtSites, run_at_server
+from fedssl.deployment.at_site import log_of, name_of, open_side
 from fedssl.deployment.certificates import make_node_key, make_server_certificate
 from fedssl.deployment.client import Site, take_part
 from fedssl.deployment.server import Deployment, serve
 from fedssl.engines.flower import ByKey, ByName
+from fedssl.engines.flower_client import make_client_app
 from fedssl.engines.flower_server import key_bytes
 from fedssl.errors import FedsslError, RoundError
+from fedssl.experiment import Experiment
 from fedssl.presets import load_config
+from fedssl.report import write_report
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
 
@@ -225,3 +232,24 @@ def test_what_a_node_is_started_with(tmp_path):
     (tmp_path / 'a"b').mkdir()
     with pytest.raises(FedsslError, match="quotes"):
         site(tmp_path, data=str(tmp_path / 'a"b')).check()
+
+
+def test_a_whole_deployment_without_its_processes_ends_as_silos_on_one_machine(tmp_path):
+    federation = Federation(tmp_path, rounds=2)
+    for number, name in enumerate(HOSPITALS):
+        write_images(tmp_path / "sites" / name, number)
+    client_app = make_client_app(open_side, name_of, log_of)
+
+    def answer(message, node_id):
+        name = HOSPITALS[node_id]
+        node_config = {"name": name, "data": str(tmp_path / "sites" / name), "state": str(tmp_path / name / "state")}
+        return client_app(message, context(node_config))
+
+    grid = FakeGrid([node(0), node(1)], answer)
+    settings = load_config("sites", SETTINGS | {"rounds": 2, "flower.clients": HOSPITALS})
+    report = Experiment(settings, AtSites(grid, "a1", {})).run(federation.run)
+    assert report.summary["status"] == "finished"
+    assert federation.everything() == federation.in_one_process()
+    assert not (federation.run / "uploads").exists()
+    left_out = write_report([federation.run], tmp_path / "report.html")
+    assert any("the images stayed at their own sites" in line for line in left_out)

@@ -22,8 +22,8 @@ MODEL = 154e6  # bytes of the paper's encoder and predictor in fp32
 class Server:
     """One server; the defaults are measured (docs/scale.md says where)."""
 
-    throughput: float = 20e6  # bytes a second that pass through the SuperLink, both ways together
-    averaging: float = 0.08  # seconds an upload of 154 MB, read from disk and added
+    throughput: float = 35e6  # bytes a second that pass through the SuperLink, both ways together
+    averaging: float = 0.05  # seconds an upload of 154 MB, read from disk and added
     fixed: float = 15.0  # seconds a round for polling and for the processes of the apps
 
 

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report check-loggers bench soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower bench soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   lint, format, types, layers, spelling (no tests)"
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
+	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
 	@echo "make soak    kills at random instants, a full disk, ten thousand rounds (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
@@ -41,11 +42,14 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m loggers
+
+check-flower: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m flower
 
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser

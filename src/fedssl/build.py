@@ -11,13 +11,13 @@ from fedssl.config import Choice, Config, Init, check_round, choice, make_aggreg
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.datasets import DATASETS, Dataset
 from fedssl.data.fetch import Progress, silent
-from fedssl.data.images import Chosen
+from fedssl.data.images import Chosen, Pixels
 from fedssl.data.labelled import choose_labelled
 from fedssl.data.partition import Partition, deal_out
 from fedssl.data.public import choose_public
 from fedssl.errors import FedsslError
 from fedssl.evaluation.bench import LabelledData
-from fedssl.evaluation.monitor import Monitor, SpreadMonitor
+from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.federation.client import Client
 from fedssl.federation.model_aggregation import Aggregator
@@ -41,7 +41,7 @@ class Parts:
     partition: Partition
     client: Client
     server: Server
-    monitor: Monitor | SpreadMonitor
+    monitor: Monitor | SpreadMonitor | NoMonitor
     device: torch.device
     remarks: list[str]
     warnings: list[str]
@@ -103,6 +103,16 @@ def pinned(config: Config) -> Config:
     return replace(config, init=config.init.model_copy(update={"sha256": found}))
 
 
+def build_networks(
+    config: Config, dataset: Dataset, partition: Partition, device: torch.device, progress: Progress = silent
+) -> tuple[SiameseMethod, str]:
+    """The networks where they are trained, and in words where a method's public images come from."""
+    method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    method.public, public_source = choose_public_images(config, dataset, partition, progress)
+    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return method, public_source
+
+
 def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
     device = choose_device(config.run.device)
@@ -110,43 +120,45 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
-    method = build_method(config, dataset.train.channels, dataset.train.image_size)
-    method.public, public_source = choose_public_images(config, dataset, partition, progress)
-    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rule = UPDATE_RULES[config.update_rule.name](**config.update_rule.settings)
-    wire = Wire(config.uploads.wire_dtype)
-    privacy = PRIVACY[config.privacy.name](**config.privacy.settings)
-    client = Client(
+    method, public_source = build_networks(config, dataset, partition, device, progress)
+    client = build_client(config, method, _images_of(dataset, partition))
+    server = build_server(config, client, len(partition.clients))
+    monitor = build_monitor(config, dataset)
+    if method.public is not None:
+        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
+    warnings, privacy = build_warnings(config), client.privacy
+    return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, privacy, public_source)
+
+
+def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
+    return Client(
         method,
-        rule,
+        UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
         RECIPES[config.augmentation.name](**config.augmentation.settings),
         config.local_training,
-        _images_of(dataset, partition),
+        images_of,
         config.run.rounds,
         config.run.seed,
         config.uploads.upload,
         config.uploads.batchnorm,
         config.run.profile,
-        wire,
-        privacy,
+        Wire(config.uploads.wire_dtype),
+        PRIVACY[config.privacy.name](**config.privacy.settings),
     )
-    server = Server(
-        len(partition.clients),
+
+
+def build_server(config: Config, client: Client, num_clients: int) -> Server:
+    return Server(
+        num_clients,
         config.client_sampling.clients_per_round,
         config.run.seed,
-        rule,
-        _aggregator(config, privacy, len(partition.clients)),
-        method.pool,
+        client.rule,
+        _aggregator(config, client.privacy, num_clients),
+        client.method.pool,
         config.failures.min_clients,
         config.failures.retries,
-        wire,
-        method.payload_problem,
-    )
-    monitor = _monitor(config, dataset)
-    if method.public is not None:
-        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
-    return Parts(
-        dataset, partition, client, server, monitor, device, remarks, _warnings(config), privacy, public_source
+        client.wire,
+        client.method.payload_problem,
     )
 
 
@@ -157,17 +169,17 @@ def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> A
     return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
 
 
-def _warnings(config: Config) -> list[str]:
+def build_warnings(config: Config) -> list[str]:
     leaves = METHODS[config.method.name].leaves
     if not leaves or not UPDATE_RULES[config.update_rule.name].shares:
         return []
     return [f"FEATURES LEAVE THE CLIENTS: with {config.method.name} every client also sends {leaves}"]
 
 
-def _monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor:
+def build_monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor | NoMonitor:
     settings = config.evaluation
     if dataset.labelled is None:
-        return SpreadMonitor(dataset.train.pixels, settings.features)
+        return SpreadMonitor(dataset.train.pixels, settings.features) if len(dataset.train) else NoMonitor()
     return Monitor(
         LabelledData(dataset.name, *dataset.labelled),
         KNN(k=settings.k, temperature=settings.temperature, features=settings.features),
@@ -205,6 +217,8 @@ def choose_public_images(
     count, name = config.method.settings.get("public_images", 0), config.method.settings.get("public_data", "")
     if not count:
         return None, ""
+    if not name and not len(dataset.train):
+        raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
     if not name:
         return dataset.train.unlabelled().select(partition.public).pixels, f"of {dataset.name}"
     if name not in DATASETS:

@@ -40,6 +40,8 @@ def choose_engine(config: Config, parts: Parts, folder: Path, total_steps: int) 
     workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, asked)
     if run.engine == "in-process":
         return Choice(run)
+    if run.engine == "flower":  # an actor has one CPU as a rule, and other threads give other bits
+        return Choice(run.model_copy(update={"threads": max(run.threads, 1)}))
     apart = run.model_copy(update={"engine": "processes", "workers": workers, "threads": max(run.threads, 1)})
     if run.engine == "processes":
         return Choice(apart)

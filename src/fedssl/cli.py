@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl import cli_deployment
 from fedssl.cli_data import data_app, fetch_with_bar
 from fedssl.cli_export import export_app
 from fedssl.cli_paper import paper_app
@@ -24,6 +25,9 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(export_app)
+app.add_typer(cli_deployment.certificates_app, name="certificates")
+app.command("server")(cli_deployment.server)
+app.command("client")(cli_deployment.client)
 
 
 @app.command()
@@ -31,6 +35,9 @@ def run(
     preset: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="a preset, PRESET+ALGORITHM, or a .toml file")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, in-process, processes or flower; the same as --set engine=…")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="run folder; one of this run is gone on with  [default: runs/PRESET-TIME]")
@@ -63,6 +70,7 @@ def run(
 
     asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     overrides = dict(parse_override(text) for text in settings or []) | ({"profile": True} if profile else {})
+    overrides |= {"engine": engine} if engine else {}
     folder = out or _new_folder(Path(preset).stem)
     loggers = [name for name, on in asked.items() if on]
     _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
@@ -98,6 +106,7 @@ def _train(
     from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
     from fedssl.reports.stopping import StoppableView, StopRequest
+    from fedssl.reports.tables import print_summary
 
     experiment = load(preset, overrides)
     with StopRequest() as request:
@@ -107,7 +116,7 @@ def _train(
             again = f"the same command with --out {folder} goes on"
             typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None
-    _print_summary(report.summary, report.folder)
+    print_summary(report.summary, report.folder)
 
 
 def _new_folder(name: str) -> Path:
@@ -120,54 +129,6 @@ def _beside(folder: Path) -> Path:
     while free.exists():
         number, free = number + 1, folder.with_name(f"{folder.name}-{number}")
     return free
-
-
-def _print_summary(summary: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Result", title_justify="left")
-    table.add_column("")
-    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
-        table.add_column(column, justify="right")
-    names = {
-        "knn": "kNN accuracy",
-        "knn_reestimated": "kNN, BatchNorm re-estimated",
-        "linear": "linear probe",
-        "linear_reestimated": "linear probe, BatchNorm re-estimated",
-    }
-    for key, label in names.items():
-        if key in summary["final"]:
-            first, last = summary["initial"][key], summary["final"][key]
-            spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
-            table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
-    if "knn" not in summary["final"]:
-        first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
-        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
-    if summary["mean_mu"] is not None:
-        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
-    console = Console()
-    console.print(table)
-    if "knn" not in summary["final"]:
-        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
-    if "profile" in summary:
-        _print_profile(summary["profile"])
-    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
-    console.print(str(folder), style="bold", soft_wrap=True)
-
-
-def _print_profile(seconds: dict[str, float]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedssl.stopwatch import PARTS, UNKNOWN
-
-    table = Table("", title="Where the time went", title_justify="left")
-    for column in ("seconds", "share"):
-        table.add_column(column, justify="right")
-    for name, text in {**PARTS, UNKNOWN: "anything else", "wall": "in all"}.items():
-        table.add_row(text, f"{seconds[name]:.1f}", f"{100 * seconds[name] / seconds['wall']:.1f} %")
-    Console().print(table)
 
 
 @app.command()

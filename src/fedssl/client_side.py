@@ -1,8 +1,13 @@
 """The client's side of a run, made from its settings: in the run's own process, or again in each worker."""
 
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,8 +15,13 @@ from fedssl.build import Parts, build
 from fedssl.config import Config, Raw, resolve
 from fedssl.data.images import fingerprint
 from fedssl.engines.processes import ClientSide
+from fedssl.errors import FedsslError
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.rounds import Engine
+
+if TYPE_CHECKING:
+    from fedssl.engines.flower_client import Side
 
 
 def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
@@ -31,6 +41,39 @@ def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
 def for_workers(config: Config, folder: Path) -> ClientSide:
     """What a worker process calls with its number to have a client's side of its own."""
     return partial(_in_worker, config.as_raw(), folder)
+
+
+def need_flower(field: str) -> None:
+    """Refuses what needs Flower where it is not installed."""
+    if find_spec("flwr") is None:
+        raise FedsslError(f'{field}: Flower is not installed here: pip install "fedssl[flower]"')
+
+
+def simulated(
+    config: Config, clients: int, folder: Path, states: Path, waiting: Callable[[str], None]
+) -> AbstractContextManager[Engine]:
+    """An engine whose clients are actors of Flower's simulation; their states lie in `states`."""
+    need_flower("engine")
+    if find_spec("ray") is None:
+        raise FedsslError('engine: Flower\'s simulation needs Ray: pip install "flwr[simulation]"')
+    from fedssl.engines.flower_simulation import Resources, Simulation
+
+    asked, limit = config.flower, config.failures.client_timeout
+    resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
+    side = partial(_simulated_side, json.dumps(config.as_raw()), states.absolute(), limit)
+    return Simulation(clients, side, folder, {}, resources, waiting, limit)
+
+
+@cache
+def _in_actor(raw: str, states: Path) -> tuple[Client, ClientStore]:
+    """Made once in each actor, however many tasks it gets."""
+    return _in_worker(json.loads(raw), states, 0)
+
+
+def _simulated_side(raw: str, states: Path, limit: float | None, node: Raw, about: Raw) -> "Side":  # noqa: ARG001
+    from fedssl.engines.flower_client import Side
+
+    return Side(*_in_actor(raw, states), states.parent / "failures-at-clients.jsonl", limit)
 
 
 def _in_worker(raw: Raw, folder: Path, number: int) -> tuple[Client, ClientStore]:

@@ -26,7 +26,7 @@ from fedssl.federation.privacy import PRIVACY
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, find_backbone
-from fedssl.settings import Count, Positive, Setting, settings_of
+from fedssl.settings import ClientName, Count, NonNegative, Positive, Setting, settings_of
 
 Raw = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -99,12 +99,23 @@ class Failures(BaseModel):
     client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; left out: any")
 
 
+class Flower(BaseModel):
+    """Clients carried by Flower: in simulation on Ray, or each at its own site."""
+
+    model_config = STRICT
+    cpus_per_client: Positive = Field(1.0, description="of a simulated client; so many run side by side")
+    gpus_per_client: NonNegative = Field(0.0, description="of a simulated client; 0.5: two share a GPU")
+    ray_address: str = Field("", description="a Ray cluster; the run folder must be on a disk that it shares")
+    clients: list[ClientName] = Field([], description="of a deployment: the names of its clients, in order")
+    patience: Positive = Field(600.0, description="seconds that a client of a deployment may be away in a round")
+
+
 class Run(BaseModel):
     model_config = STRICT
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 100
-    engine: Literal["auto", "in-process", "processes"] = Field(
-        "auto", description="clients one after another, or side by side in processes; auto: what is faster here"
+    engine: Literal["auto", "in-process", "processes", "flower"] = Field(
+        "auto", description="clients one after another, side by side in processes, on Flower; auto: what is faster here"
     )
     workers: Count | Literal["auto"] = Field("auto", description="worker processes; auto: one for each core or GPU")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps …")
@@ -133,6 +144,7 @@ class Config:
     local_training: LocalTraining
     evaluation: Evaluation
     failures: Failures
+    flower: Flower
 
     @property
     def uploads(self) -> Uploads:
@@ -183,6 +195,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "init": Init,
     "evaluation": Evaluation,
     "failures": Failures,
+    "flower": Flower,
 }
 TABLES = (*CHOICES, *MODELS, "local_training")
 

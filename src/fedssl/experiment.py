@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fedssl.build import Parts, build, pinned
-from fedssl.calibration import choose_engine
+from fedssl.build import Parts, pinned
 from fedssl.config import Config
 from fedssl.federation.checkpoint import Checkpoint
 from fedssl.presets import load_config
@@ -19,6 +18,7 @@ from fedssl.reports.progress import QuietView, View
 from fedssl.reports.run_folder import RunFolder
 from fedssl.resuming import Change, as_begun, changed_environment, changed_settings, finished, last_checkpoint
 from fedssl.running import Running, steps_after
+from fedssl.surroundings import OneMachine, Surroundings
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class RunReport:
 class Experiment:
     """One run, described by its config."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, surroundings: Surroundings | None = None) -> None:
+        self.config, self.surroundings = config, surroundings or OneMachine()
 
     def run(
         self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = (), force: bool = False
@@ -54,25 +54,34 @@ class Experiment:
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         with shown:
-            parts = build(config, shown.preparing)
+            parts = self.surroundings.build(config, shown.preparing)
             run_folder = RunFolder.create(path)
             with run_folder.locked():
-                choice = choose_engine(config, parts, run_folder.clients, steps_after(0, config, parts))
+                choice = self.surroundings.choose(config, parts, run_folder, steps_after(0, config, parts))
                 if choice.reason:
                     shown.say(f"note: {choice.reason}")
-                course = _Course(replace(config, run=choice.run), parts, run_folder, shown, loggers)
+                chosen = replace(config, run=choice.run)
+                course = _Course(chosen, parts, run_folder, shown, loggers, self.surroundings)
                 return RunReport(path, course.follow(begun, changed))
 
 
 class _Course:
     """From an open and locked run folder to a summary: where it begins, what is noted, and the rounds."""
 
-    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, loggers: Sequence[Logger]) -> None:
-        self.config, self.parts, self.folder, self.view = config, parts, folder, view
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        folder: RunFolder,
+        view: View,
+        loggers: Sequence[Logger],
+        surroundings: Surroundings,
+    ) -> None:
+        self.config, self.parts, self.folder, self.view, self.surroundings = config, parts, folder, view, surroundings
         self.logger = Guarded(loggers, view.say)
 
     def follow(self, begun: bool, changed: list[Change]) -> dict[str, Any]:
-        running = Running(self.config, self.parts, self.folder, self.view, self.logger)
+        running = Running(self.config, self.parts, self.folder, self.view, self.logger, self.surroundings)
         checkpoint = self._last_checkpoint(running) if begun else None
         done = checkpoint.state.round_number if checkpoint else None
         if done is None:

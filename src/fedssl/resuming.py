@@ -15,7 +15,10 @@ from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.run_record import read_json
 
 # What does not decide the weights of the rounds that are done; a table's name stands for all its settings.
-HARMLESS = ("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures")
+HARMLESS = (
+    *("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures"),
+    *("flower.cpus_per_client", "flower.gpus_per_client", "flower.ray_address", "flower.patience"),
+)
 # Another value of these gives other bits.
 BITS = ("packages.torch", "packages.numpy", "torch_threads", "device", "cpu", "gpu")
 
@@ -78,13 +81,14 @@ def changed_environment(folder: Path, environment: dict[str, Any]) -> list[Chang
 
 
 def last_checkpoint(
-    folder: RunFolder, checkpoints: CheckpointStore, store: ClientStore, rounds: int
+    folder: RunFolder, checkpoints: CheckpointStore, store: ClientStore | None, rounds: int
 ) -> tuple[Checkpoint | None, list[str]]:
     """Where a run goes on and what was found damaged on the way; None: it was stopped before anything was saved."""
 
     def check(state: ServerState) -> None:
         for client_id, accepted in sorted(state.accepted_round.items()):
-            store.check(client_id, accepted)
+            if store is not None:  # else they lie at the clients, who check them themselves
+                store.check(client_id, accepted)
 
     checkpoint, damaged = checkpoints.newest(check)
     if checkpoint is None and any(record["clients"] for record in folder.written_rounds()):

@@ -25,6 +25,7 @@ BANK = 10_000  # training images that vote at most
 LOOKED_AT_BYTES = 400_000_000  # of training or of test images, at most: large ones are fewer
 MAPPED = 1_000
 QUERIES, NEIGHBOURS = 6, 6
+ELSEWHERE = "the images stayed at their own sites"
 UNLABELLED = "there are no labelled test images (data.eval_test)"
 
 
@@ -39,6 +40,8 @@ class RunImages:
     @classmethod
     def of(cls, run: FinishedRun, images: int) -> "RunImages":
         if run.dataset.labelled is None:
+            if not len(run.dataset.train):
+                raise FedsslError(ELSEWHERE)
             return cls(run, _evenly(run.dataset.train, BANK), None)
         train, test = run.dataset.labelled
         return cls(run, _evenly(train, BANK), _evenly(test, images))
@@ -72,6 +75,8 @@ class RunImages:
     @property
     def _partition(self) -> Partition:
         partition = self.run.partition
+        if not len(self.run.dataset.train):
+            raise FedsslError(ELSEWHERE)
         if max(int(held.max()) for held in partition.clients if len(held)) >= len(self.run.dataset.train):
             raise FedsslError("partition.json names more images than the dataset has")
         return partition

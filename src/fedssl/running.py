@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from datetime import UTC, datetime
 from importlib import metadata
@@ -10,17 +9,14 @@ from typing import Any
 
 from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
-from fedssl.client_side import client_store, for_workers
 from fedssl.config import Config
 from fedssl.data.images import Images, fingerprint
-from fedssl.engines.in_process import InProcessEngine
-from fedssl.engines.processes import ProcessEngine
 from fedssl.errors import StorageError
 from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure
-from fedssl.federation.rounds import Engine, Round, ServerState, TooFewClientsError, run_rounds
+from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
 from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
 from fedssl.reports.encoder_file import save_encoder
@@ -31,15 +27,24 @@ from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.totals import Totals, mean
 from fedssl.reports.warnings import RunWarnings
 from fedssl.spending import spent, with_noise_key
+from fedssl.surroundings import Surroundings
 from fedssl.weights import Weights
 
 
 class Running:
     """What `Experiment.run` does between opening and closing the run folder."""
 
-    def __init__(self, config: Config, parts: Parts, folder: RunFolder, view: View, logger: Logger) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        folder: RunFolder,
+        view: View,
+        logger: Logger,
+        surroundings: Surroundings,
+    ) -> None:
         self.config, self.parts, self.folder, self.view, self.logger = config, parts, folder, view, logger
-        self.store = client_store(config, parts, folder.clients)
+        self.surroundings, self.store = surroundings, surroundings.store(config, parts, folder)
         self.checkpoints = CheckpointStore(folder.checkpoints, config.run.keep_checkpoints)
         self.warnings = RunWarnings()
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
@@ -67,7 +72,8 @@ class Running:
         server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key)
         status = "interrupted"
         try:
-            with self._engine() as engine:
+            engine_here = self.surroundings.engine(self.config, self.parts, self.folder, self.store, self.view)
+            with engine_here as engine:
                 for outcome in run_rounds(server, engine, state, self.config.run.rounds):
                     state = outcome.state
                     self._after_round(outcome)
@@ -83,13 +89,6 @@ class Running:
             if status:
                 summary = self._close(status, state)
         return summary
-
-    def _engine(self) -> AbstractContextManager[Engine]:
-        run, limit, watch = self.config.run, self.config.failures.client_timeout, self.view.step
-        if run.engine == "processes" and isinstance(run.workers, int):
-            side = for_workers(self.config, self.folder.clients)
-            return ProcessEngine(side, self.folder.path, run.workers, watch, limit)
-        return nullcontext(InProcessEngine(self.parts.client, self.store, watch, limit))
 
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
@@ -178,6 +177,7 @@ class Running:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""
         if self.parts.server.rule.shares or state.round_number == 0:
             return self._evaluate_one(self._encoder_weights(state), full)
+        assert self.store is not None  # a rule that shares nothing is refused where states are elsewhere
         each = [
             self._evaluate_one(self.store.load(client, accepted).weights.online, full)
             for client, accepted in sorted(state.accepted_round.items())
@@ -247,10 +247,11 @@ class Running:
     def _title(self) -> str:
         config, sizes = self.config, self.parts.partition.sizes()
         drawn = config.client_sampling.clients_per_round
+        held = f"{min(sizes)}–{max(sizes)} images each" if any(sizes) else "images at their own sites"
         return (
             f"{config.method.name} with {config.update_rule.name} on {config.data.name} "
             f"({self.parts.dataset.source}): {len(sizes)} clients ({config.partition.name}, "
-            f"{min(sizes)}–{max(sizes)} images each, {drawn or 'all'} a round), {config.run.rounds} rounds of "
+            f"{held}, {drawn or 'all'} a round), {config.run.rounds} rounds of "
             f"{config.local_training.epochs} epochs on {self.parts.device}"
         )
 
@@ -260,7 +261,8 @@ class Running:
         parts = (weights.online, weights.predictor, weights.target, Weights(method.memory()))
         upload = self.parts.client.upload_bytes() if self.parts.client.sent.apart else 0
         state, checkpoint = sum(part.num_bytes() for part in parts) + upload, weights.online.num_bytes()
-        clients, kept = len(self.parts.partition.clients), self.config.run.keep_checkpoints + 1
+        clients = len(self.parts.partition.clients) if self.store else 0
+        kept = self.config.run.keep_checkpoints + 1
         needed, free = kept * (clients * state + checkpoint), free_bytes(self.folder.path)
         if clients * state + checkpoint > free:
             raise StorageError(
@@ -268,10 +270,8 @@ class Running:
                 f"checkpoints, {size_text(free)} are free: make room, or choose another --out"
             )
         scarce = "; THIS IS MORE THAN IS FREE" if needed > free else ""
-        return (
-            f"the states of {clients} clients and the checkpoints take up to {size_text(needed)} on disk "
-            f"({size_text(free)} free){scarce}"
-        )
+        states = f"the states of {clients} clients and the checkpoints" if clients else "the checkpoints"
+        return f"{states} take up to {size_text(needed)} on disk ({size_text(free)} free){scarce}"
 
 
 def steps_after(done: int, config: Config, parts: Parts) -> int:

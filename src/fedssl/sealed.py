@@ -35,6 +35,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+KNOWN_DTYPES = frozenset(_DTYPES.values())
 
 
 @dataclass(frozen=True)

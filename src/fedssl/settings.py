@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
+from pydantic import StringConstraints
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Count = Annotated[int, Ge(1)]
+# It becomes part of paths and of commands: letters, digits, . _ - only, and no dot first.
+ClientName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 @dataclass(frozen=True)

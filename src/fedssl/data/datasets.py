@@ -15,7 +15,7 @@ from fedssl.data.dataset import Dataset as Dataset
 from fedssl.data.fetch import Progress as Progress
 from fedssl.data.fetch import download, npm_pack, read_files, silent
 from fedssl.data.images import Images
-from fedssl.data.own_images import folder
+from fedssl.data.own_images import folder, sites
 from fedssl.data.synthetic import synthetic_images
 from fedssl.errors import FedsslError
 from fedssl.settings import Count
@@ -58,6 +58,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar100": cifar100,
     "synthetic": synthetic,
     "folder": folder,
+    "sites": sites,
 }
 
 

@@ -17,7 +17,7 @@ from fedssl.data.cache import data_folder
 from fedssl.data.dataset import Dataset, Original, Refusal
 from fedssl.data.decoding import LARGEST_GREY, Decoding
 from fedssl.data.fetch import Progress, silent
-from fedssl.data.folder import find_in_folder
+from fedssl.data.folder import Files, find_in_folder
 from fedssl.data.hugging_face import BY_NAME, find_in_dataset, is_saved_dataset
 from fedssl.data.image_cache import DecodedImages, decoded
 from fedssl.data.images import Images
@@ -86,6 +86,35 @@ def folder(
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
         remarks=(*found.remarks, *reader.remarks()),
+    )
+
+
+def sites(
+    progress: Progress = silent,
+    *,
+    image_size: Count = 64,
+    channels: Literal[1, 3] = 3,
+    fit: Literal["crop", "stretch"] = "crop",
+    white: Grey = LARGEST_GREY,
+    eval_train: Place = "",
+    eval_test: Place = "",
+) -> Dataset:
+    """Images that stay at the sites of a deployment (`fedssl client --data`); here may be some for evaluation."""
+    if bool(eval_train) != bool(eval_test):
+        raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
+    reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
+    nowhere = Found("", [], Files([]), [], (), ())
+    learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
+    test = reader.read_evaluation(nowhere, "eval_test", eval_test, {})
+    classes = _evaluated_classes(learn, learn, test) if learn else []
+    return Dataset(
+        name="sites",
+        train=Images(torch.empty(0, channels, image_size, image_size, dtype=torch.uint8)),
+        test=test.images(classes) if test else None,
+        eval_train=learn.images(classes) if learn else None,
+        source="images at their own sites",
+        test_originals=test.originals() if test else (),
+        refused=tuple(reader.refused),
     )
 
 

@@ -197,7 +197,7 @@ def _end(worker: _Worker) -> None:
 
 def _work(connection: Connection, side: ClientSide, number: int, time_limit: float | None) -> None:
     """A worker's life: make the client's side once, then one task after another until the pipe closes."""
-    _die_with_the_parent()
+    die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
 
     def watch(*counts: int) -> None:
@@ -222,8 +222,8 @@ def _packed(reply: TrainResult | Failure) -> tuple[TrainResult | Failure, bytes]
     return reply, b""
 
 
-def _die_with_the_parent() -> None:
+def die_with_the_parent(how: int = signal.SIGKILL) -> None:
     """On Linux, if the process that made it dies; in any case a worker ends at its next step, when the pipe breaks."""
     if sys.platform == "linux":
         set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(set_death_signal, how)

@@ -70,3 +70,14 @@ class SpreadMonitor:
         """Both BatchNorm modes, as they came and re-estimated on these images."""
         again = self.quick(encoder, reestimate=True, watch=watch)["backbone_std"]
         return {**self.quick(encoder, watch=watch), "backbone_std_reestimated": again}
+
+
+@dataclass(frozen=True)
+class NoMonitor:
+    """For a server that holds no image at all: the clients' own numbers are all there is."""
+
+    def quick(self, encoder: Encoder, *, reestimate: bool = False, watch: Watch = unwatched) -> dict[str, float]:  # noqa: ARG002
+        return {}
+
+    def full(self, encoder: Encoder, watch: Watch = unwatched) -> dict[str, float]:  # noqa: ARG002
+        return {}

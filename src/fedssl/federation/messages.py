@@ -110,6 +110,8 @@ FailureCode = Literal[
     "non-finite",  # its loss or weights became NaN or infinite
     "timeout",  # it took longer than failures.client_timeout
     "state-damaged",  # its own state on disk cannot be used
+    "disk",  # its own disk refused
+    "refused",  # it will not or cannot do this task: its own log says why
     "no-reply",  # nothing came back
     "rejected",  # what it sent is not what a client of this run may send
     "duplicate",  # it sent more than one reply; the first counts

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PREPARING_SECONDS = 5.0  # between two lines of a plain view
+WAITING_SECONDS = 30.0
 
 
 class View(Protocol):
@@ -31,6 +32,9 @@ class View(Protocol):
 
     def evaluating(self, text: str, done: int, total: int) -> None:
         """While an encoder is evaluated: what is being done, and how much of it."""
+
+    def waiting(self, text: str) -> None:
+        """Again and again while others are awaited: who, and for how long."""
 
     def round_finished(self, record: dict[str, Any]) -> None: ...
     def say(self, text: str) -> None: ...
@@ -57,6 +61,9 @@ class QuietView:
     def evaluating(self, text: str, done: int, total: int) -> None:
         pass
 
+    def waiting(self, text: str) -> None:
+        pass
+
     def round_finished(self, record: dict[str, Any]) -> None:
         pass
 
@@ -74,6 +81,11 @@ class PlainView(QuietView):
         if time.monotonic() - self.spoken > PREPARING_SECONDS:
             self.spoken = time.monotonic()
             self.say(f"{text}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    def waiting(self, text: str) -> None:
+        if time.monotonic() - self.spoken > WAITING_SECONDS:
+            self.spoken = time.monotonic()
+            self.say(text)
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:  # noqa: ARG002
         self.rounds, self.done, self.started = rounds, done, time.monotonic()
@@ -147,6 +159,10 @@ class LiveView(QuietView):
 
     def evaluating(self, text: str, done: int, total: int) -> None:
         self.doing = f"evaluation: {text} {done}/{total}"
+        self._show()
+
+    def waiting(self, text: str) -> None:
+        self.doing = text
         self._show()
 
     def round_finished(self, record: dict[str, Any]) -> None:

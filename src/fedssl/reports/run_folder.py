@@ -17,6 +17,7 @@ from fedssl.reports.metrics import append_csv, csv_text
 from fedssl.reports.run_record import read_json, read_rounds
 
 LOCK, OWNER = ".lock", ".owner.json"
+FLOWER = "flower"  # what a deployment's server keeps beside its run
 
 
 class RunFolder:
@@ -28,7 +29,7 @@ class RunFolder:
         """A new or empty folder, or one of a run; that it can be written to is said now, not at the ninetieth round."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, OWNER)]
+            foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, OWNER, FLOWER)]
             if foreign and not (path / "config.toml").exists():
                 raise FedsslError(f"{path}: the folder is not empty and holds no run: choose another with --out")
             probe = path / ".probe"
@@ -81,6 +82,10 @@ class RunFolder:
     @property
     def partition(self) -> Path:
         return self.path / "partition.json"
+
+    @property
+    def flower(self) -> Path:
+        return self.path / FLOWER
 
     @property
     def features(self) -> Path:

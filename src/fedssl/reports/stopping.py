@@ -70,6 +70,10 @@ class StoppableView:
         self.view.evaluating(text, done, total)
         self.request.check()
 
+    def waiting(self, text: str) -> None:
+        self.view.waiting(text)
+        self.request.check()
+
     def round_finished(self, record: dict[str, Any]) -> None:
         self.view.round_finished(record)
         self.request.check()

@@ -1,6 +1,8 @@
 """Runs as tables in a terminal; in a pipe every line stays whole."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.text import Text
 from fedssl.reports.compare import Row, differing_settings, results
 from fedssl.reports.listing import Listed
 from fedssl.reports.run_record import RunRecord
+from fedssl.stopwatch import PARTS, UNKNOWN
 
 PIPE_WIDTH = 1000
 
@@ -55,3 +58,44 @@ def wide_console() -> Console:
     """As wide as the terminal; without one, wide enough that no line is cut, whatever COLUMNS says."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def print_summary(summary: dict[str, Any], folder: Path) -> None:
+    """What a run came to: first and last accuracy, mean mu, and where it is."""
+    table = Table(title="Result", title_justify="left")
+    table.add_column("")
+    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
+        table.add_column(column, justify="right")
+    names = {
+        "knn": "kNN accuracy",
+        "knn_reestimated": "kNN, BatchNorm re-estimated",
+        "linear": "linear probe",
+        "linear_reestimated": "linear probe, BatchNorm re-estimated",
+    }
+    for key, label in names.items():
+        if key in summary["final"]:
+            first, last = summary["initial"][key], summary["final"][key]
+            spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
+            table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
+    if "backbone_std" in summary["final"] and "knn" not in summary["final"]:
+        first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
+        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
+    if summary["mean_mu"] is not None:
+        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
+    console = Console()
+    console.print(table)
+    if "knn" not in summary["final"]:
+        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
+    if "profile" in summary:
+        _print_profile(summary["profile"])
+    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
+    console.print(str(folder), style="bold", soft_wrap=True)
+
+
+def _print_profile(seconds: dict[str, float]) -> None:
+    table = Table("", title="Where the time went", title_justify="left")
+    for column in ("seconds", "share"):
+        table.add_column(column, justify="right")
+    for name, text in {**PARTS, UNKNOWN: "anything else", "wall": "in all"}.items():
+        table.add_row(text, f"{seconds[name]:.1f}", f"{100 * seconds[name] / seconds['wall']:.1f} %")
+    Console().print(table)

@@ -1,0 +1,196 @@
+"""What a round costs beyond training when clients are at their own sites: seconds, memory and disk.
+
+A server and clients as processes on loopback, as in docs/deployment.md; training is a single small batch.
+
+PYTHONPATH=src python benchmarks/deployment.py [--clients 3] [--rounds 4] [--network resnet18] [--insecure]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+IMAGES = 8  # of each client: one batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--network", default="resnet18")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="leave the folder")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="fedssl-deployment-"))
+    try:
+        print(json.dumps(measure(options, folder), indent=1))
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    names = [f"site-{number}" for number in range(options.clients)]
+    security = ["--insecure"] if options.insecure else make_keys(folder, names)
+    port, peaks = free_port(), Peaks()
+    with started(folder, names, security, port, options) as (server, clients):
+        peaks.follow({"server": server.pid, "client": clients[0].pid})
+        code = server.wait()
+        peaks.stop()
+    if code:
+        raise SystemExit((folder / "server.txt").read_text())
+    return result(folder, options, peaks)
+
+
+def result(folder: Path, options: argparse.Namespace, peaks: "Peaks") -> dict[str, Any]:
+    rounds = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()][1:]
+    beyond = [one["seconds"] - max(client["seconds"] for client in one["clients"]) for one in rounds]
+    disk = {name: size_of(folder / place) for name, place in {"server": "run", "client": "state-site-0"}.items()}
+    return {
+        "network": f"{options.network}, width {options.width}",
+        "clients": options.clients,
+        "tls": not options.insecure,
+        "megabytes up, each": rounds[-1]["clients"][0]["bytes_up"] / 1e6,
+        "seconds beyond training, first round": beyond[0],
+        "seconds beyond training, median of the others": statistics.median(beyond[1:]),
+        "seconds beyond training, all": beyond,
+        "aggregation seconds": statistics.median(one["aggregation_seconds"] for one in rounds),
+        "peak MB of all processes": {name: round(peak / 1e6) for name, peak in peaks.trees.items()},
+        "peak MB of the largest process": {name: round(peak / 1e6) for name, peak in peaks.largest.items()},
+        "MB on disk at the end": {name: round(size / 1e6) for name, size in disk.items()},
+        "load when it ended": os.getloadavg()[0],
+    }
+
+
+@contextmanager
+def started(
+    folder: Path, names: list[str], security: list[str], port: int, options: argparse.Namespace
+) -> Iterator[tuple["subprocess.Popen[bytes]", list["subprocess.Popen[bytes]"]]]:
+    settings = {
+        "data.train_images": IMAGES * len(names),
+        "data.test_images": 10,
+        "data.image_size": 32,
+        "partition.name": "iid",
+        "partition.num_clients": len(names),
+        "network.name": options.network,
+        "network.width": options.width,
+        "network.head_hidden": 4096,
+        "network.head_out": 2048,
+        "local_training.batch_size": IMAGES,
+        "evaluation.every": 0,
+        "evaluation.k": 2,
+        "rounds": options.rounds,
+        "threads": 1,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    server = [
+        "server",
+        "smoke",
+        "--clients",
+        ",".join(names),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--out",
+        "run",
+    ]
+    keys = [] if "--insecure" in security else ["--ca", "certificates/ca.pem"]
+    processes = [fedssl(folder, "server.txt", *server, *words, *security)]
+    for name in names:
+        insecure = ["--insecure"] if "--insecure" in security else []
+        place = ["--server", f"127.0.0.1:{port}", "--state", f"state-{name}"]
+        processes.append(fedssl(folder, f"{name}.txt", "client", "--name", name, *place, *keys, *insecure))
+    try:
+        yield processes[0], processes[1:]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(60)
+
+
+def fedssl(folder: Path, output: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    with (folder / output).open("wb") as file:
+        command = [sys.executable, "-m", "fedssl", *arguments]
+        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def make_keys(folder: Path, names: list[str]) -> list[str]:
+    for arguments in (["make", "--host", "127.0.0.1"], *(["node", name] for name in names)):
+        if fedssl(folder, "keys.txt", "certificates", *arguments).wait():
+            raise SystemExit((folder / "keys.txt").read_text())
+    return []
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class Peaks:
+    """The largest memory (resident, shared pages counted once a process) of process trees, looked at every 0.2 s."""
+
+    def __init__(self) -> None:
+        self.trees: dict[str, int] = defaultdict(int)
+        self.largest: dict[str, int] = defaultdict(int)
+        self._stop = threading.Event()
+
+    def follow(self, roots: dict[str, int]) -> None:
+        self.thread = threading.Thread(target=self._look, args=(roots,), daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.thread.join()
+
+    def _look(self, roots: dict[str, int]) -> None:
+        while not self._stop.wait(0.2):
+            parents, resident = processes()
+            for name, root in roots.items():
+                sizes = [size for pid, size in resident.items() if root in ancestors(pid, parents)]
+                self.trees[name] = max(self.trees[name], sum(sizes))
+                self.largest[name] = max(self.largest[name], *sizes, 0)
+
+
+def processes() -> tuple[dict[int, int], dict[int, int]]:
+    """(parent, resident bytes) by pid."""
+    parents, resident = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            resident[int(path.name)] = int((path / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        except OSError:
+            continue  # it has just ended
+    return parents, resident
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> list[int]:
+    found = [pid]
+    while (parent := parents.get(found[-1], 0)) > 1:
+        found.append(parent)
+    return found
+
+
+if __name__ == "__main__":
+    started_at = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - started_at:.0f} s in all")

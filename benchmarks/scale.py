@@ -1,0 +1,166 @@
+"""How long a round takes with 10 to 100,000 clients behind one server: a simulation from measured throughput.
+
+Down: all clients fetch the global weights at once and share the server's link. Each trains for a time of its own. Up:
+who is done sends, and shares the link with those who send at that moment; the server averages one after another.
+
+PYTHONPATH=src python benchmarks/scale.py [--throughput MB/s] [--plot docs/scale.svg]
+"""
+
+import argparse
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+MODEL = 154e6  # bytes of the paper's encoder and predictor in fp32
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server; the defaults are measured (docs/scale.md says where)."""
+
+    throughput: float = 20e6  # bytes a second that pass through the SuperLink, both ways together
+    averaging: float = 0.08  # seconds an upload of 154 MB, read from disk and added
+    fixed: float = 15.0  # seconds a round for polling and for the processes of the apps
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A site: its link, and how long it trains (log-normal: some are slow)."""
+
+    link: float = 12.5e6  # bytes a second: 100 Mbit/s
+    train_median: float = 120.0
+    train_sigma: float = 0.5
+
+    def training_times(self, count: int, seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).lognormal(math.log(self.train_median), self.train_sigma, count)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a federation of K clients works: how many a round asks, and in how many bytes."""
+
+    name: str
+    asked: Callable[[int], int]
+    size: float = MODEL
+    two_level: bool = False
+
+
+WAYS = (
+    Way("all clients, fp32", lambda clients: clients),
+    Way("all clients, bf16", lambda clients: clients, MODEL / 2),
+    Way("all clients, int8", lambda clients: clients, MODEL / 4),
+    Way("100 a round, fp32", lambda clients: min(clients, 100)),
+    Way("100 a round, int8", lambda clients: min(clients, 100), MODEL / 4),
+    Way("all clients, int8, two levels", lambda clients: clients, MODEL / 4, two_level=True),
+)
+
+
+def round_seconds(asked: int, size: float, server: Server, clients: Clients, seed: int = 0) -> float:
+    """From the first byte down to the last upload averaged."""
+    down = max(asked * size / server.throughput, size / clients.link)
+    ready = np.sort(down + clients.training_times(asked, seed))
+    arrived = shared_link(ready.tolist(), size, server.throughput, clients.link)
+    averaging, done = server.averaging * size / MODEL, 0.0
+    for at in arrived:
+        done = max(done, at) + averaging
+    return server.fixed + done
+
+
+def shared_link(starts: Sequence[float], size: float, capacity: float, each: float) -> list[float]:
+    """When transfers of one size end that start at these times and share a link evenly, none faster than `each`.
+
+    All have the same size, so they end in the order in which they started: one pass, whatever their number. `served` is
+    what any transfer that is under way would have got since the beginning of time.
+    """
+    ends: list[float] = []
+    active: deque[float] = deque()  # the value of `served` at which each of them ends
+    now = served = 0.0
+    waiting = deque(starts)
+    while waiting or active:
+        rate = min(each, capacity / len(active)) if active else 0.0
+        ends_at = now + (active[0] - served) / rate if active else math.inf
+        if waiting and waiting[0] <= ends_at:
+            served += rate * (waiting[0] - now)
+            now = waiting.popleft()
+            active.append(served + size)
+        else:
+            served, now = active.popleft(), ends_at
+            ends.append(now)
+    return ends
+
+
+def seconds_of(way: Way, clients: int, server: Server, sites: Clients, seed: int = 0) -> float:
+    asked = way.asked(clients)
+    if not way.two_level:
+        return round_seconds(asked, way.size, server, sites, seed)
+    regions = max(round(math.sqrt(asked)), 1)
+    below = round_seconds(-(-asked // regions), way.size, server, sites, seed)
+    # A region has its average when its clients have theirs; its own link is as good as the server's.
+    at_once = replace(sites, train_median=1e-9, link=server.throughput)
+    return below + round_seconds(regions, way.size, server, at_once, seed)
+
+
+def most_clients(way: Way, server: Server, sites: Clients, limit: float) -> int:
+    """The largest number of clients with which a round stays within `limit` seconds (up to a million)."""
+    low, high = 1, 1_000_000
+    if seconds_of(way, high, server, sites) <= limit:
+        return high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if seconds_of(way, middle, server, sites) <= limit else (low, middle)
+    return low
+
+
+def plot(path: Path, counts: list[int], times: dict[str, list[float]], sites: Clients) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "fedssl"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    for name, seconds in times.items():
+        axes.loglog(counts, [value / 60 for value in seconds], marker="o", markersize=3, label=name)
+    axes.axhline(sites.train_median / 60, color="grey", linestyle=":", label="training alone (median client)")
+    axes.set_xlabel("clients")
+    axes.set_ylabel("minutes a round")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--throughput", type=float, default=Server.throughput / 1e6, help="of the server, MB/s")
+    parser.add_argument("--averaging", type=float, default=Server.averaging, help="seconds an upload")
+    parser.add_argument("--fixed", type=float, default=Server.fixed, help="seconds a round")
+    parser.add_argument("--link", type=float, default=Clients.link / 1e6, help="of a client, MB/s")
+    parser.add_argument("--train", type=float, default=Clients.train_median, help="median seconds of training")
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    server = Server(options.throughput * 1e6, options.averaging, options.fixed)
+    sites = Clients(options.link * 1e6, options.train)
+    counts = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000]
+    times = {way.name: [seconds_of(way, count, server, sites) for count in counts] for way in WAYS}
+    print("| clients | " + " | ".join(f"{count:,}" for count in counts) + " | most within an hour |")
+    print("|---" * (len(counts) + 2) + "|")
+    for way in WAYS:
+        most = most_clients(way, server, sites, 3600.0)
+        words = [_words(value) for value in times[way.name]]
+        print(f"| {way.name} | " + " | ".join(words) + f" | {'any' if most >= 1_000_000 else f'{most:,}'} |")
+    if options.plot:
+        plot(options.plot, counts, times, sites)
+
+
+def _words(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+if __name__ == "__main__":
+    main()

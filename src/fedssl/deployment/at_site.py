@@ -1,0 +1,116 @@
+"""A client's side of a deployment: its own images, its own state, and what it lets a server decide.
+
+A server decides about the method, the training and the network by its name here. It decides neither about paths nor
+about code: images come from where the client was told at home, a network by import path is refused unless allowed.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedssl.build import build, build_client, build_dataset, build_networks, choose_device
+from fedssl.client_side import client_store
+from fedssl.config import Config, Raw, choice, resolve
+from fedssl.data.images import Pixels, fingerprint
+from fedssl.data.partition import Partition
+from fedssl.engines.flower_client import Side
+from fedssl.errors import FedsslError
+from fedssl.federation.client import Client
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientError
+from fedssl.files import write_atomically
+from fedssl.networks.backbones import BACKBONES
+from fedssl.reports.run_record import read_json
+
+OWN, SHARED = "sites", ("cifar10", "cifar100", "synthetic")
+OWNER, LOG = "client.json", "failures.jsonl"
+
+
+def name_of(node: Raw) -> str:
+    return str(node.get("name", ""))
+
+
+def log_of(node: Raw) -> Path:
+    return Path(str(node["state"])) / LOG
+
+
+def open_side(node: Raw, about: Raw) -> Side:
+    """The client's side of the run that a task belongs to; ClientError when the task is not for this client."""
+    name, state = name_of(node), Path(str(node["state"]))
+    if about.get("name") != name:
+        raise ClientError("refused", f"a task for {about.get('name')!r} came to {name!r}")
+    claim_state(state, name)
+    config = checked_settings(about["settings"], str(node.get("allow-network", "")))
+    if device := str(node.get("device", "")):
+        config = resolve(config.as_raw() | {"device": device})
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    folder = state / "runs" / _run_name(about.get("run"))
+    folder.mkdir(parents=True, exist_ok=True)
+    client, store = _made(json.dumps(config.as_raw()), str(node.get("data", "")), folder)
+    return Side(client, store, state / LOG, config.failures.client_timeout)
+
+
+def claim_state(state: Path, name: str) -> None:
+    """A state folder belongs to one client for ever: one that was copied or swapped is refused."""
+    state.mkdir(parents=True, exist_ok=True)
+    owner = state / OWNER
+    if not owner.exists():
+        write_atomically(owner, json.dumps({"client": name}) + "\n")
+    held_by = read_json(owner).get("client")
+    if held_by != name:
+        raise FedsslError(f"{state}: holds the state of {held_by!r}, not of {name!r}: give each client its own --state")
+
+
+def checked_settings(raw: Raw, allowed_network: str = "") -> Config:
+    """Settings as they came from the server, checked like any, and refused where they reach into this machine."""
+    network = raw.get("network", {}).get("name", "")
+    if network not in BACKBONES and network != allowed_network:
+        raise FedsslError(
+            f"network.name: the server asks for {network!r}, which is not fedssl's own: allow it with --allow-network"
+        )
+    source = raw.get("data", {}).get("name")
+    if source not in (OWN, *SHARED):
+        raise FedsslError(f"data.name: {source!r} would have the server choose what is read here: use {OWN!r}")
+    # What the server started from is a file of the server's; a client gets those weights with its first task.
+    return resolve(raw | {"init": {}})
+
+
+def _run_name(run: object) -> str:
+    text = str(run)
+    if not (text.isalnum() and len(text) <= 64):
+        raise FedsslError(f"the id of the run, {text[:64]!r}, is no name of a folder")
+    return text
+
+
+@cache
+def _made(raw: str, data: str, folder: Path) -> tuple[Client, ClientStore]:
+    config = resolve(json.loads(raw))
+    if config.data.name == OWN:
+        return _with_own_images(config, data, folder)
+    if data:
+        raise FedsslError(f"--data: this run trains on {config.data.name}, not on your own images: leave --data out")
+    parts = build(config)  # a shared set, of which every client has the part that the settings give it
+    return parts.client, client_store(config, parts, folder)
+
+
+def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, ClientStore]:
+    if not data:
+        raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
+    asked = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
+    dataset = build_dataset(choice("data", {"name": "folder", "path": data, "labels": False, **asked}))
+    if len(dataset.train) < 2:
+        raise FedsslError(f"--data: {len(dataset.train)} images can be used: at least 2 are needed")
+    images = dataset.train.unlabelled()
+    device = choose_device(config.run.device)
+    config.local_training.check(device)
+    method, _ = build_networks(config, dataset, Partition((), 0), device)  # none of these images is public
+
+    def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
+        return images.chosen(np.arange(len(images)))
+
+    client = build_client(config, method, images_of)
+    return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))

@@ -1,0 +1,193 @@
+"""Certificates and keys of a deployment: a CA of one's own, the server's certificate, a key for each client's node.
+
+The CA's key signs servers and is needed for nothing else: keep it off the server. A node's private key is made where it
+is used and stays there; only the public half goes to the server.
+"""
+
+import ipaddress
+import os
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fedssl.errors import FedsslError
+from fedssl.files import storing
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+DAYS = 397  # the longest that browsers take; a deployment is set up anew once a year
+
+
+@dataclass(frozen=True)
+class ServerCertificate:
+    """What a server shows, and the CA that clients check it against."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def make_server_certificate(folder: Path, hosts: list[str], days: int = DAYS) -> ServerCertificate:
+    """A new CA and a certificate for a server that is reached by these names or addresses; nothing is overwritten."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    ca_key, server_key = _new_key(), _new_key()
+    ca_name, server_name = _name("fedssl test CA"), _name(hosts[0] if hosts else LOOPBACK[0])
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    server = (
+        _builder(server_name, ca_name, server_key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    made = ServerCertificate(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    _refuse_existing([*vars(made).values(), folder / "ca.key"])
+    _write(made.ca, _pem(ca))
+    _write(made.certificate, _pem(server))
+    _write(made.key, _private_pem(server_key), secret=True)
+    _write(folder / "ca.key", _private_pem(ca_key), secret=True)
+    return made
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """(private, public) key of a client's node; the public one is for the server's folder of keys."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    private, public = folder / f"{name}.key", folder / f"{name}.pub"
+    _refuse_existing([private, public])
+    key = _new_key()
+    _write(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
+    _write(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode())
+    return private, public
+
+
+def check_server_certificate(made: ServerCertificate) -> None:
+    """Refuses, before anything starts, files that are missing, expired, or do not belong together."""
+    from cryptography import x509
+
+    for path in vars(made).values():
+        if not path.is_file():
+            raise FedsslError(f"{path}: there is no such file: make it with `fedssl certificates make`")
+    try:
+        certificates = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in (made.ca, made.certificate)}
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(made.certificate, made.key)
+    except (ValueError, ssl.SSLError) as error:
+        raise FedsslError(f"{made.certificate}, {made.key}: no certificate and its key: {error}") from None
+    for path, certificate in certificates.items():
+        if certificate.not_valid_after_utc < datetime.now(UTC):
+            raise FedsslError(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one")
+    try:
+        certificates[made.certificate].verify_directly_issued_by(certificates[made.ca])
+    except Exception:
+        raise FedsslError(f"{made.certificate}: is not signed by {made.ca}: clients would refuse it") from None
+
+
+def public_keys(folder: Path, names: list[str]) -> dict[str, Path]:
+    """The public key of each client, NAME.pub in `folder`; missing ones are named, all at once."""
+    found = {name: folder / f"{name}.pub" for name in names}
+    missing = [str(path) for path in found.values() if not path.is_file()]
+    if missing:
+        raise FedsslError(
+            f"{', '.join(missing)}: missing: each client makes its key with `fedssl certificates node NAME` and gives "
+            "the .pub file to the server"
+        )
+    return found
+
+
+def days_left(certificate: Path) -> int:
+    from cryptography import x509
+
+    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return (end - datetime.now(UTC)).days
+
+
+def _new_key() -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _name(common: str) -> Any:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _builder(subject: Any, issuer: Any, key: Any, days: int) -> Any:
+    from cryptography import x509
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=max(1, 1 - days)))  # clocks differ a little
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _private_pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _refuse_existing(paths: list[Path]) -> None:
+    for path in paths:
+        if path.exists():
+            raise FedsslError(f"{path}: is there already: nothing is overwritten; choose another --out")
+
+
+def _write(path: Path, content: bytes, secret: bool = False) -> None:
+    with storing(path, len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)

@@ -1,0 +1,268 @@
+"""`fedssl server`: Flower's SuperLink and the run, supervised: whichever of them dies is started again and goes on."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from fedssl.client_side import need_flower
+from fedssl.config import Config
+from fedssl.deployment.at_server import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
+from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
+from fedssl.deployment.supervision import (
+    Child,
+    Patience,
+    Say,
+    environment,
+    module,
+    reachable,
+    refuse_insecure,
+    running,
+)
+from fedssl.engines.flower_app import APP
+from fedssl.errors import DamagedError, FedsslError, RoundError, StorageError
+from fedssl.files import write_atomically
+from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_json
+from fedssl.resuming import finished
+
+LINK = "fedssl.engines.flower_superlink"
+CONNECTION = "fedssl"
+START_LIMIT = 120.0  # seconds for the SuperLink to answer, and for the app to start
+RESTARTS = 5  # in a row, without a round in between
+COMMAND_LIMIT = 120.0
+RENEWAL = 30  # days before the end of a certificate at which it is said
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a server is started with."""
+
+    config: Config
+    folder: Path
+    host: str
+    port: int
+    certificate: ServerCertificate | None  # None: no TLS
+    keys: dict[str, Path]  # the clients' public keys; empty without TLS
+    insecure_anywhere: bool = False
+    force: bool = False
+
+    @property
+    def home(self) -> Path:
+        return RunFolder(self.folder.absolute()).flower
+
+    def check(self) -> None:
+        need_flower("fedssl server")
+        names = self.config.flower.clients
+        if not names or len(set(names)) != len(names):
+            raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
+        if self.certificate is None:
+            refuse_insecure(self.host, self.insecure_anywhere)
+        else:
+            check_server_certificate(self.certificate)
+
+    def link(self) -> list[str]:
+        """The SuperLink: apps in processes of their own, nothing installed at run time, nodes in a file of ours."""
+        security: list[str | Path] = ["--insecure"]
+        if self.certificate is not None:
+            files = self.certificate
+            security = ["--ssl-ca-certfile", files.ca, "--ssl-certfile", files.certificate, "--ssl-keyfile", files.key]
+            security.append("--enable-supernode-auth")
+        place = ["--host", self.host, "--port", str(self.port), "--database", str(self.home / "superlink.db")]
+        return module(LINK, *place, *security, "--disable-runtime-dependency-installation")
+
+    @property
+    def local_host(self) -> str:
+        """How this machine itself reaches the SuperLink."""
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "127.0.0.1", "localhost") else self.host
+
+
+def serve(deployment: Deployment, say: Say) -> dict[str, Any]:
+    """Runs a deployment to its end and returns the summary; FedsslError with the run's own exit code if it fails."""
+    deployment.check()
+    folder = RunFolder.create(deployment.folder)
+    if summary := finished(folder.path, deployment.config.run.rounds):
+        say(f"{folder.path}: this run is finished, nothing is left to do")
+        return summary
+    deployment.home.mkdir(exist_ok=True)
+    with _alone(deployment):
+        _write_down(deployment)
+        return _Server(deployment, say).run()
+
+
+@contextmanager
+def _alone(deployment: Deployment) -> Iterator[None]:
+    try:
+        held = FileLock(deployment.home / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise FedsslError(f"{deployment.folder}: another `fedssl server` runs this deployment") from None
+    with held:
+        yield
+
+
+def _write_down(deployment: Deployment) -> None:
+    """What the server's app reads, and what names the run to the clients for as long as its folder exists."""
+    path = deployment.home / DEPLOYMENT
+    run = read_json(path)["run"] if path.exists() else uuid.uuid4().hex
+    keys = {name: key.read_text(encoding="utf-8") for name, key in deployment.keys.items()}
+    write_atomically(path, json.dumps({"run": run, "keys": keys, "force": deployment.force}, indent=1))
+    write_atomically(deployment.home / SETTINGS, deployment.config.as_toml())
+    certificate = deployment.certificate
+    security = {"root-certificates": str(certificate.ca.absolute())} if certificate else {"insecure": True}
+    address = f"{deployment.local_host}:{deployment.port}"
+    connection = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **security}}}
+    write_atomically(deployment.home / "config.toml", tomli_w.dumps(connection))
+
+
+class _Server:
+    """The supervisor: a SuperLink, an app on it, and what they write is shown."""
+
+    def __init__(self, deployment: Deployment, say: Say) -> None:
+        self.deployment, self.say, self.home = deployment, say, deployment.home
+        self.shown = self._size()
+        self.restarts, self.rounds = 0, -1
+
+    def run(self) -> dict[str, Any]:
+        certificate = self.deployment.certificate
+        if certificate and days_left(certificate.certificate) < RENEWAL:
+            self.say(f"warning: {certificate.certificate} ends in {days_left(certificate.certificate)} days")
+        while True:
+            with running(self.deployment.link(), self.home / "superlink.log", self.home) as link:
+                self._await_link(link)
+                self._register()
+                summary = self._run_app(link)
+                if summary:
+                    return summary
+            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_words()})")
+
+    def _await_link(self, link: Child) -> None:
+        patience = Patience(START_LIMIT, self.say)
+        deployment = self.deployment
+        ca = deployment.certificate.ca if deployment.certificate else None
+        while why := reachable(deployment.local_host, deployment.port, ca):
+            if link.ended:
+                raise FedsslError(
+                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_words()}; "
+                    f"its log is {link.log}"
+                )
+            patience.wait(f"waiting for the SuperLink: {why}", pause=0.3)
+        self.say(f"listening on {deployment.host}:{deployment.port}, {'TLS' if ca else 'NOT ENCRYPTED'}")
+
+    def _register(self) -> None:
+        """Registers the clients' keys; one that is known already stays as it is."""
+        for name, key in self.deployment.keys.items():
+            done = self._flwr("supernode", "register", str(key.absolute()), CONNECTION, "--name", name)
+            if done.returncode and "already" not in done.stdout.lower():
+                raise FedsslError(f"{key}: the SuperLink refused this key: {_last_line(done.stdout)}")
+
+    def _run_app(self, link: Child) -> dict[str, Any] | None:
+        """Submits the run, again if its app dies, until it is done (the summary) or the SuperLink is gone (None)."""
+        while not link.ended:
+            for name in (ERROR, APP_PID):
+                (self.home / name).unlink(missing_ok=True)
+            folder = json.dumps(str(self.deployment.folder.absolute()))
+            done = self._flwr("run", str(APP), CONNECTION, "--run-config", f"folder={folder}")
+            if done.returncode:
+                if link.ended:
+                    return None
+                raise FedsslError(f"the SuperLink refused the run: {_last_line(done.stdout)}")
+            if (summary := self._watch(link)) is not None:
+                return summary
+            if not link.ended:
+                self._count_restart("the server's app ended")
+        return None
+
+    def _watch(self, link: Child) -> dict[str, Any] | None:
+        """Shows what happens; returns when the app is done, dead, or without its SuperLink."""
+        patience = Patience(START_LIMIT, self.say, every=60.0)
+        while not link.ended:
+            self._show()
+            if (self.home / ERROR).exists():
+                self._raise_error()
+            pid = _read_pid(self.home / APP_PID)
+            if pid is None:
+                patience.wait("waiting for the server's app to start")
+                continue
+            if not _alive(pid):
+                self._show()
+                if (self.home / ERROR).exists():
+                    self._raise_error()
+                return finished(self.deployment.folder, self.deployment.config.run.rounds)
+            time.sleep(0.5)
+        return None
+
+    def _show(self) -> None:
+        path = self.home / PROGRESS
+        if self._size() > self.shown:
+            with path.open("rb") as file:
+                file.seek(self.shown)
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self.shown += len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                self.say(line)
+
+    def _size(self) -> int:
+        path = self.home / PROGRESS
+        return path.stat().st_size if path.exists() else 0
+
+    def _raise_error(self) -> None:
+        self._show()
+        what = read_json(self.home / ERROR)
+        kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
+        raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
+
+    def _count_restart(self, why: str) -> None:
+        done = len(RunFolder(self.deployment.folder).written_rounds())
+        self.restarts = 1 if done > self.rounds else self.restarts + 1
+        self.rounds = done
+        if self.restarts > RESTARTS:
+            raise RoundError(f"{why}; {RESTARTS} times in a row without a round: see {self.home / 'superlink.log'}")
+        self.say(f"warning: {why}: started again ({self.restarts} of {RESTARTS})")
+        time.sleep(min(2.0**self.restarts, 30.0))
+
+    def _flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Flower's own command, with the connection in our folder."""
+        command = [str(Path(sys.executable).with_name("flwr")), *arguments]
+        return subprocess.run(
+            command,
+            env=environment(self.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_LIMIT,
+            check=False,
+        )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip(" │╭╰─╮╯") for line in text.splitlines()]
+    return " / ".join([line for line in lines if line][-3:])
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    """A process that ended but was not waited for is dead, too."""
+    try:
+        os.kill(pid, 0)
+        status = Path(f"/proc/{pid}/stat")
+        return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,325 @@
+"""Clients behind a Flower grid, simulated or at their own sites: tasks are packed, sent, awaited and unpacked here.
+
+What is lost on the way (a node that dies, a reply that expires) is sent again while there is time: a client that has
+trained a task before answers from its own disk, so asking twice costs a message and changes nothing.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, Self
+
+from fedssl.engines.flower_api import ArrayRecord, ErrorCode, Message
+from fedssl.engines.flower_messages import (
+    TRAIN,
+    WHO,
+    Facts,
+    facts_of,
+    pack_task,
+    pack_tensors,
+    record,
+    unpack_reply,
+)
+from fedssl.errors import FedsslError
+from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
+from fedssl.files import UNFINISHED
+
+UPLOADS = "uploads"
+MOST_ERRORS = 3
+GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
+Waiting = Callable[[str], None]
+"""Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
+
+
+class Node(Protocol):
+    """What is used of Flower's node record."""
+
+    node_id: int
+    last_activated_at: str
+    public_key: bytes
+
+
+class Grid(Protocol):
+    """What is used of Flower's grid."""
+
+    def get_nodes(self) -> Iterable[Node]: ...
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A node as it came up: one that was killed and started again has the same id and another time."""
+
+    node: int
+    since: str
+
+
+class Directory(Protocol):
+    """Where clients are right now."""
+
+    def look(self) -> None:
+        """Looks around anew: who came, who went."""
+
+    def seat_of(self, client_id: int) -> Seat | None:
+        """The node to send its task to, as last seen; None while it is away."""
+
+    def name_of(self, client_id: int) -> str: ...
+
+
+@dataclass
+class Numbered:
+    """In simulation every node can play every client: the states lie on the one disk."""
+
+    grid: Grid
+    clients: int
+    _seats: list[Seat] = field(default_factory=list)
+
+    def look(self) -> None:
+        if len(self._seats) < self.clients:  # simulated nodes stay as they are
+            self._seats = sorted((_seat(node) for node in self.grid.get_nodes()), key=lambda seat: seat.node)
+
+    def seat_of(self, client_id: int) -> Seat | None:
+        return self._seats[client_id % len(self._seats)] if self._seats else None
+
+    def name_of(self, client_id: int) -> str:  # noqa: ARG002
+        return ""
+
+
+@dataclass
+class ByKey:
+    """In a deployment with registered keys a node is who its key says it is; node ids mean nothing."""
+
+    grid: Grid
+    names: list[str]
+    keys: dict[bytes, str]  # a client's name by its public key
+    say: Callable[[str], None]
+    _seats: dict[str, Seat] = field(default_factory=dict)
+
+    def look(self) -> None:
+        found = {self.keys[node.public_key]: _seat(node) for node in _known(self.grid.get_nodes(), self.keys)}
+        _tell(self._seats, found, self.say)
+        self._seats = found
+
+    def seat_of(self, client_id: int) -> Seat | None:
+        return self._seats.get(self.names[client_id])
+
+    def name_of(self, client_id: int) -> str:
+        return self.names[client_id]
+
+
+def _known(nodes: Iterable[Node], keys: dict[bytes, str]) -> list[Node]:
+    return [node for node in nodes if node.public_key in keys]
+
+
+@dataclass
+class ByName:
+    """Without keys a node is asked for its client's name when it comes, and believed."""
+
+    grid: Grid
+    names: list[str]
+    say: Callable[[str], None]
+    answer_limit: float = 120.0  # seconds for an app to start and say its name
+    _names: dict[Seat, str] = field(default_factory=dict)  # of the nodes that answered
+    _asked: dict[str, tuple[Seat, float]] = field(default_factory=dict)  # message -> whom, when
+    _seats: dict[str, Seat] = field(default_factory=dict)
+    _strangers: set[str] = field(default_factory=set)
+
+    def look(self) -> None:
+        online = {_seat(node) for node in self.grid.get_nodes()}
+        self._names = {seat: name for seat, name in self._names.items() if seat in online}
+        self._ask(online - self._names.keys())
+        self._listen()
+        found = {name: seat for seat, name in sorted(self._names.items(), key=lambda one: one[0].since)}
+        _tell(self._seats, found, self.say)
+        self._seats = found
+
+    def seat_of(self, client_id: int) -> Seat | None:
+        return self._seats.get(self.names[client_id])
+
+    def name_of(self, client_id: int) -> str:
+        return self.names[client_id]
+
+    def _ask(self, unknown: set[Seat]) -> None:
+        now = time.monotonic()
+        self._asked = {one: at for one, at in self._asked.items() if now - at[1] < self.answer_limit}
+        asked = {seat for seat, _ in self._asked.values()}
+        for seat in sorted(unknown - asked, key=lambda seat: seat.node):
+            question = Message(record({}), dst_node_id=seat.node, message_type=WHO, ttl=self.answer_limit)
+            self._asked |= {one: (seat, now) for one in self.grid.push_messages([question]) if one}
+
+    def _listen(self) -> None:
+        for message_id, (seat, _) in list(self._asked.items()):
+            for answer in self.grid.pull_messages([message_id]):
+                self._asked.pop(message_id, None)
+                if not answer.has_error():
+                    self._note(seat, answer)
+
+    def _note(self, seat: Seat, answer: Message) -> None:
+        with contextlib.suppress(FedsslError):
+            name = str(facts_of(answer).get("name", ""))[:64]
+            if name in self.names:
+                self._names[seat] = name
+            elif name not in self._strangers:
+                self._strangers.add(name)
+                self.say(f"warning: a node calls itself {name!r}, which is not in flower.clients: it gets no tasks")
+
+
+def _seat(node: Node) -> Seat:
+    return Seat(node.node_id, node.last_activated_at)
+
+
+def _tell(before: dict[str, Seat], now: dict[str, Seat], say: Callable[[str], None]) -> None:
+    for name in sorted(now.keys() | before.keys()):
+        if name not in now:
+            say(f"warning: {name} is away")
+        elif before.get(name) != now[name]:
+            say(f"{name} is here")
+
+
+@dataclass
+class _Pending:
+    """A task on its way."""
+
+    task: TrainTask
+    since: float  # when its client was first asked, or last seen
+    message: str | None = None
+    seat: Seat | None = None
+    limit: float = float("inf")  # on the clock
+    errors: int = 0  # of Flower's, not counting that its node was away
+
+
+class FlowerEngine:
+    """Implements `Engine` over a grid; uploads wait on disk, so memory does not grow with the number of clients."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        directory: Directory,
+        folder: Path,
+        about: Callable[[int], Facts],
+        waiting: Waiting,
+        patience: float,
+        time_limit: float | None = None,
+        pause: float = 0.1,
+        workers: int = 1_000_000,
+    ) -> None:
+        self.grid, self.directory, self.folder, self.about = grid, directory, folder, about
+        self.waiting, self.patience, self.time_limit, self.pause = waiting, patience, time_limit, pause
+        self.workers = workers  # clients that train at the same time; at their own sites: all
+        self.idle_seconds = 0.0
+        self._kept: list[tuple[int, Path]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._forget_before(float("inf"))
+        with contextlib.suppress(OSError):  # not there, or not ours alone
+            (self.folder / UPLOADS).rmdir()
+
+    def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult | Failure]:
+        buffers = _Buffers()
+        begun, worked = time.monotonic(), 0.0
+        pending = {task.client_id: _Pending(task, begun) for task in tasks}
+        self._forget_before(max(task.round_number for task in tasks))
+        while pending:
+            self.directory.look()
+            for one in list(pending.values()):
+                reply = self._advance(one, buffers)
+                if reply is not None:
+                    del pending[one.task.client_id]
+                    worked += float(reply.scalars["seconds"]) if isinstance(reply, TrainResult) else 0.0
+                    yield reply
+            if pending:
+                self._wait(list(pending.values()), time.monotonic() - begun)
+        self.idle_seconds += max(time.monotonic() - begun - worked / min(self.workers, len(tasks)), 0.0)
+
+    def _advance(self, one: _Pending, buffers: "_Buffers") -> TrainResult | Failure | None:
+        """One step of a task's way: sent, answered, given up, or still nothing."""
+        seat = self.directory.seat_of(one.task.client_id)
+        if one.message is not None:
+            for message in self.grid.pull_messages([one.message]):
+                if not message.has_error():
+                    return self._received(one, message)
+                one.message = None  # expired, or its node is gone, or Flower itself failed: our app never answers so
+                one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
+                if one.errors >= MOST_ERRORS:
+                    return self._failure(one, "refused", f"Flower's error {message.error.code}, {one.errors} times")
+            if seat is not None and seat != one.seat:
+                one.message = None  # its node was killed and is back: what it was doing is lost
+        if one.message is None and seat is not None:
+            self._send(one, seat, buffers)
+        now = time.monotonic()
+        if one.message is not None and seat is not None:
+            one.since = now
+        if now - one.since > self.patience:
+            return self._failure(one, "no-reply", f"away for {now - one.since:.0f} s")
+        if now > one.limit:
+            return self._failure(one, "timeout", f"no answer after {self.time_limit or 0:g} s")
+        return None
+
+    def _send(self, one: _Pending, seat: Seat, buffers: "_Buffers") -> None:
+        content = pack_task(one.task, buffers.of(one.task), self.about(one.task.client_id))
+        ttl = None if self.time_limit is None else self.time_limit + 2 * GRACE
+        group = str(one.task.round_number)
+        message = Message(content, dst_node_id=seat.node, message_type=TRAIN, group_id=group, ttl=ttl)
+        sent = [message_id for message_id in self.grid.push_messages([message]) if message_id]
+        if sent:
+            one.message, one.seat = sent[0], seat
+            if self.time_limit is not None and one.limit == float("inf"):
+                one.limit = time.monotonic() + self.time_limit + GRACE
+
+    def _received(self, one: _Pending, message: Message) -> TrainResult | Failure:
+        keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
+        keep.parent.mkdir(exist_ok=True)
+        try:
+            reply = unpack_reply(message, keep)
+        except FedsslError as error:
+            return self._failure(one, "rejected", str(error))
+        if reply.client_id != one.task.client_id:  # whoever it says it is, we know whom we asked
+            return self._failure(one, "rejected", f"it answered as client {reply.client_id}")
+        self._kept.append((one.task.round_number, keep))
+        if isinstance(reply, Failure):
+            return self._failure(one, reply.code, "its own log says more")
+        return reply
+
+    def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
+        name = self.directory.name_of(one.task.client_id)
+        return Failure(one.task.client_id, one.task.round_number, code, f"{name}: {detail}" if name else detail)
+
+    def _wait(self, pending: list[_Pending], seconds: float) -> None:
+        away = [self._title(one) for one in pending if one.message is None]
+        working = [self._title(one) for one in pending if one.message is not None]
+        parts = [f"for {_listed(working)} to train"] if working else []
+        parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
+        self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
+        time.sleep(self.pause)
+
+    def _title(self, one: _Pending) -> str:
+        return self.directory.name_of(one.task.client_id) or f"client {one.task.client_id}"
+
+    def _forget_before(self, round_number: float) -> None:
+        """Uploads are needed until their round is averaged, also while some of its clients are asked again."""
+        for _, path in [one for one in self._kept if one[0] < round_number]:
+            path.unlink(missing_ok=True)
+        self._kept = [one for one in self._kept if one[0] >= round_number]
+
+
+class _Buffers:
+    """The packed tensors of each set of weights that the tasks carry: one, as a rule."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, tuple[TrainTask, ArrayRecord]] = {}
+
+    def of(self, task: TrainTask) -> ArrayRecord:
+        key = id(task.global_weights)
+        if key not in self._packed:
+            self._packed[key] = (task, pack_tensors(task.global_weights, task.payload))
+        return self._packed[key][1]
+
+
+def _listed(titles: list[str]) -> str:
+    return ", ".join(titles[:5]) + (f" and {len(titles) - 5} more" if len(titles) > 5 else "")

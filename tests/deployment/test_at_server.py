@@ -1,0 +1,227 @@
+"""The server's side of a deployment, and the commands: what is refused before anything starts."""
+
+import json
+import sys
+
+import pytest
+from flower_grid import FakeGrid, node
+from small import TINY
+from typer.testing import CliRunner
+
+from fedssl.cli import app, main
+from fedssl.deployment import client as client_module
+from fedssl.deployment import server as server_module
+from fedssl.deployment.at_server import AtSites, run_at_server
+from fedssl.deployment.certificates import make_node_key, make_server_certificate
+from fedssl.deployment.client import Site, take_part
+from fedssl.deployment.server import Deployment, serve
+from fedssl.engines.flower import ByKey, ByName
+from fedssl.engines.flower_server import key_bytes
+from fedssl.errors import FedsslError, RoundError
+from fedssl.presets import load_config
+from fedssl.reports.progress import QuietView
+from fedssl.reports.run_folder import RunFolder
+
+NAMES = ["north", "south"]
+
+
+def config(preset="sites", **changes):
+    return load_config(preset, {"flower.clients": NAMES, "network.width": 4, "data.image_size": 16, **changes})
+
+
+def silent(text, done, total):
+    pass
+
+
+def test_a_server_without_images_builds_its_side_and_says_what_it_cannot_do():
+    parts = AtSites(FakeGrid([], None), "x", {}).build(config(), silent)
+    assert parts.partition.names == ("north", "south")
+    assert parts.partition.sizes() == [0, 0]
+    assert parts.monitor.full(None) == parts.monitor.quick(None) == {}
+    assert any("no accuracy can be given" in remark for remark in parts.remarks)
+    with pytest.raises(FedsslError, match="shares nothing"):
+        AtSites(FakeGrid([], None), "x", {}).build(config("sites+standalone"), silent)
+    with pytest.raises(FedsslError, match=r"failures\.min_clients"):
+        AtSites(FakeGrid([], None), "x", {}).build(config(**{"failures.min_clients": 3}), silent)
+
+
+def test_a_shared_set_needs_as_many_names_as_clients():
+    shared = load_config("smoke", TINY | {"flower.clients": NAMES})
+    with pytest.raises(FedsslError, match=r"flower\.clients: 2 names for 4 clients"):
+        AtSites(FakeGrid([], None), "x", {}).build(shared, silent)
+
+
+def test_clients_are_known_by_their_keys_where_there_are_some(tmp_path):
+    _, public = make_node_key(tmp_path, "north")
+    with_keys = AtSites(FakeGrid([], None), "x", {"north": public.read_text()})
+    directory = with_keys._directory(NAMES, QuietView())
+    assert isinstance(directory, ByKey)
+    directory.grid.nodes = [node(5, key=key_bytes(public.read_bytes())), node(6, key=b"other")]
+    directory.look()
+    assert directory.seat_of(0).node == 5
+    assert directory.seat_of(1) is None
+    assert isinstance(AtSites(FakeGrid([], None), "x", {})._directory(NAMES, QuietView()), ByName)
+
+
+def test_the_app_needs_a_folder_that_a_server_made(tmp_path):
+    with pytest.raises(FedsslError, match="holds no deployment"):
+        run_at_server(FakeGrid([], None), {"folder": str(tmp_path)})
+
+
+def test_what_ends_a_run_reaches_the_supervisor_with_its_exit_code(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    settings = config(**{"flower.patience": 0.2, "failures.retries": 0, "rounds": 2, "threads": 1})
+    deployment = Deployment(settings, folder.path, "127.0.0.1", 9, None, {})
+    deployment.home.mkdir()
+    server_module._write_down(deployment)
+    run = json.loads((deployment.home / "deployment.json").read_text())["run"]
+    server_module._write_down(deployment)
+    assert json.loads((deployment.home / "deployment.json").read_text())["run"] == run, "the id stays for ever"
+    with pytest.raises(RoundError):
+        run_at_server(FakeGrid([], None), {"folder": str(folder.path)})
+    said = []
+    supervisor = server_module._Server(deployment, said.append)
+    with pytest.raises(RoundError, match=r"round 1: 0 clients delivered.*north: away"):
+        supervisor._raise_error()
+    assert (deployment.home / "progress.log").read_text().startswith("byol with fedema on sites")
+    assert int((deployment.home / "app.pid").read_text()) > 0
+
+
+def test_restarts_without_a_round_between_them_come_to_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module.time, "sleep", lambda seconds: None)
+    deployment = Deployment(config(), tmp_path, "127.0.0.1", 9, None, {})
+    deployment.home.mkdir()
+    said = []
+    supervisor = server_module._Server(deployment, said.append)
+    for _ in range(server_module.RESTARTS):
+        supervisor._count_restart("the app ended")
+    with pytest.raises(RoundError, match="5 times in a row"):
+        supervisor._count_restart("the app ended")
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n')
+    supervisor._count_restart("the app ended")
+    assert said[-1] == "warning: the app ended: started again (1 of 5)"
+
+
+def test_only_whole_lines_of_progress_are_shown(tmp_path):
+    deployment = Deployment(config(), tmp_path, "127.0.0.1", 9, None, {})
+    deployment.home.mkdir()
+    progress = deployment.home / "progress.log"
+    progress.write_text("of an earlier process\n")
+    said = []
+    supervisor = server_module._Server(deployment, said.append)
+    progress.write_text("of an earlier process\nround 1\nrou")
+    supervisor._show()
+    assert said == ["round 1"]
+    progress.write_text("of an earlier process\nround 1\nround 2\n")
+    supervisor._show()
+    assert said == ["round 1", "round 2"]
+
+
+def test_a_finished_deployment_has_nothing_left_to_do(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 20}))
+    said = []
+    summary = serve(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), said.append)
+    assert summary["rounds"] == 20
+    assert "nothing is left to do" in said[0]
+
+
+def test_a_port_that_is_taken_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Deployment, "link", lambda self: [sys.executable, "-c", "raise SystemExit('address in use')"])
+    deployment = Deployment(config(), tmp_path / "run", "127.0.0.1", 9, None, {})
+    with pytest.raises(FedsslError, match=r"cannot start on 127\.0\.0\.1:9: address in use"):
+        serve(deployment, print)
+
+
+def test_commands_that_cannot_work_are_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedssl", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code
+
+    assert refused("server", "sites", "--insecure") == 2
+    assert refused("server", "sites", "--clients", "a,a", "--insecure") == 2
+    assert refused("server", "sites", "--clients", "../a", "--insecure") == 2
+    assert refused("server", "sites", "--clients", "a,b", "--insecure", "--host", "0.0.0.0") == 2
+    assert refused("server", "sites", "--clients", "a,b") == 2
+    assert refused("client", "--name", "a/b", "--server", "h:1", "--insecure") == 2
+    assert refused("client", "--name", "a", "--server", "10.0.0.1:9", "--insecure") == 2
+    assert refused("client", "--name", "a", "--server", "127.0.0.1", "--insecure") == 2
+    assert refused("client", "--name", "a", "--server", "127.0.0.1:9", "--insecure", "--data", "gone") == 2
+    assert refused("client", "--name", "a", "--server", "127.0.0.1:9") == 2
+
+
+def test_certificates_are_made_by_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    assert "put away: certificates/ca.key" in runner.invoke(app, ["certificates", "make", "--host", "h"]).output
+    assert "for the server: keys/north.pub" in runner.invoke(app, ["certificates", "node", "north"]).output
+    assert (tmp_path / "certificates/server.pem").exists()
+
+
+# --- the client's supervisor
+
+
+def site(tmp_path, **changes):
+    return Site(**{"name": "north", "server": "127.0.0.1:9", "state": tmp_path / "state"} | changes)
+
+
+def test_a_client_gives_up_after_its_wait_and_says_why(tmp_path):
+    said = []
+    with pytest.raises(RoundError, match=r"waiting for the server .*: Connection refused: given up after"):
+        take_part(site(tmp_path), said.append, wait=0.5)
+    assert said[0].startswith("north: waiting for the server 127.0.0.1:9: Connection refused (0 of 0.5 s)")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("[code: 2004] Failed to activate SuperNode.", "does not know this key .* or still believes"),
+        ("Traceback: out of memory", r"ended with code 1 \(Traceback: out of memory\)"),
+    ],
+)
+def test_why_a_node_was_not_accepted_is_said(tmp_path, monkeypatch, words, reason):
+    monkeypatch.setattr(client_module, "reachable", lambda *values: "")
+    monkeypatch.setattr(Site, "command", lambda self: [sys.executable, "-c", f"raise SystemExit({words!r})"])
+    with pytest.raises(RoundError, match=reason):
+        take_part(site(tmp_path), print, wait=5.0)
+
+
+def test_a_node_that_was_accepted_may_come_back_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "reachable", lambda *values: "")
+    script = tmp_path / "node.py"
+    script.write_text("import sys\nprint('SuperNode ID: 7', flush=True)\nimport time; time.sleep(1.5)\n")
+    monkeypatch.setattr(Site, "command", lambda self: [sys.executable, str(script)])
+    said = []
+
+    def say(text):
+        said.append(text)
+        if len([one for one in said if "connected" in one]) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take_part(site(tmp_path), say, wait=8.0)
+
+
+def test_what_a_node_is_started_with(tmp_path):
+    made = make_server_certificate(tmp_path / "c", [])
+    private, _ = make_node_key(tmp_path / "k", "north")
+    (tmp_path / "images").mkdir()
+    one = site(tmp_path, data=str(tmp_path / "images"), ca=made.ca, key=private, device="cpu")
+    one.check()
+    command = one.command()
+    assert command[command.index("--root-certificates") + 1] == str(made.ca)
+    assert command[command.index("--auth-supernode-private-key") + 1] == str(private)
+    assert f'data="{tmp_path}/images"' in command[-1]
+    assert 'name="north"' in command[-1]
+    assert "--insecure" in site(tmp_path).command()
+    with pytest.raises(FedsslError, match="--key"):
+        site(tmp_path, ca=made.ca).check()
+    with pytest.raises(FedsslError, match=r"gone\.pem: there is no such file"):
+        site(tmp_path, ca=tmp_path / "gone.pem", key=private).check()
+    (tmp_path / 'a"b').mkdir()
+    with pytest.raises(FedsslError, match="quotes"):
+        site(tmp_path, data=str(tmp_path / 'a"b')).check()

@@ -1,0 +1,74 @@
+"""Server and hospitals as separate processes with TLS and keys: kills, strangers, and the same bits in the end."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from federation import NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
+
+pytestmark = pytest.mark.flower
+EXAMPLE = Path(__file__).parents[2] / "examples/deployment/run_on_loopback.sh"
+
+
+def test_the_guide_on_loopback_ends_with_the_bits_of_one_process(tmp_path):
+    for number, name in enumerate(NAMES):
+        write_images(tmp_path / "sites" / name, number)
+        shutil.copytree(tmp_path / "sites" / name, tmp_path / name / "images")
+    words = " ".join(f"--set {key}={value}" for key, value in SETTINGS.items())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "SETTINGS": words}
+    command = [str(EXAMPLE), str(tmp_path), "3", str(free_port())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    federation = Federation(tmp_path, 3)
+    assert done.returncode == 0, done.stdout + done.stderr + federation.story()
+    assert federation.everything() == federation.in_one_process()
+    sent = [
+        client
+        for line in (federation.run / "rounds.jsonl").read_text().splitlines()
+        for client in json.loads(line)["clients"]
+    ]
+    assert len(sent) == 6
+    assert all(client["bytes_up"] == sent[0]["bytes_up"] > 0 for client in sent)
+
+
+def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
+    with Federation(tmp_path, rounds=4) as federation:
+        server = federation.server()
+        clients = {name: federation.client(name) for name in NAMES}
+        federation.wait("round 1", lambda: federation.done() >= 1)
+
+        stranger = _stranger(federation)
+        federation.wait("a task for hospital-a", lambda: federation.at_work("hospital-a"))
+        done = federation.done()
+        kill(child_of(clients["hospital-a"], "flower_supernode"))
+        federation.wait("the round of the killed node", lambda: federation.done() > done)
+        assert "connected" in federation.output("hospital-a").partition("connected")[2], "it came back by itself"
+
+        federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
+        done = federation.done()
+        kill(int((federation.run / "flower/app.pid").read_text()))
+        federation.wait("the round of the killed server app", lambda: federation.done() > done)
+
+        federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
+        done = federation.done()
+        kill(child_of(server, "flower_superlink"))
+        federation.wait("the round of the killed SuperLink", lambda: federation.done() > done)
+
+        assert server.wait(300) == 0, federation.story()
+        assert stranger.wait(120) == 4, federation.output("stranger")
+        assert "does not know this key" in federation.output("stranger")
+        assert federation.done() == 4
+        assert federation.everything() == federation.in_one_process()
+        said = federation.output("server")
+        assert "the server's app ended: started again" in said
+        assert "the SuperLink ended with code -9" in said
+
+
+def _stranger(federation):
+    """A node with a key that nobody registered, under the name of one that was."""
+    federation.fedssl("stranger", "certificates", "node", "hospital-a").wait(60)
+    return federation.client("hospital-a", "--wait", "90", machine="stranger", key="keys/hospital-a.key")

@@ -1,0 +1,97 @@
+"""The two gates before Flower's own processes: who may ask a SuperLink, and what a SuperNode runs."""
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+
+import pytest
+
+from fedssl.engines.flower_app import APP
+from fedssl.engines.flower_superlink import NodesOnly, is_here
+from fedssl.engines.flower_supernode import _Checked, fingerprint_of, only
+
+
+async def inner(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200})
+
+
+def status(path, peer, server="10.0.0.1", kind="http"):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "client": peer and (peer, 4000), "server": (server, 9092)}
+    asyncio.run(NodesOnly(inner)(scope, None, send))
+    return sent[0].get("status", sent[0]["type"])
+
+
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/"])
+def test_other_machines_reach_the_nodes_interface_only(path):
+    assert status(path, "10.0.0.2") == 404
+    assert status(path, "2001:db8::1") == 404
+    assert status(path, None) == 404
+    assert status(path, "no address") == 404
+    assert status(path, "10.0.0.2", kind="websocket") == "websocket.close"
+    assert [status(path, peer) for peer in ("127.0.0.1", "::1", "10.0.0.1")] == [200] * 3, "this machine itself"
+    assert status("/v1/fleet/pull-messages", "10.0.0.2") == 200
+
+
+def test_a_path_cannot_be_talked_past_the_gate():
+    for path in ("/v1/fleet", "/v1//fleet/x", "//v1/fleet/x", "/V1/FLEET/x", "/v1/control/../fleet/x"):
+        assert status(path, "10.0.0.2") == 404
+    assert not is_here({"client": ("10.0.0.2", 1), "server": None})
+
+
+def test_the_gate_lets_the_app_start_and_stop():
+    scopes = []
+
+    async def app(scope, receive, send):
+        scopes.append(scope["type"])
+
+    asyncio.run(NodesOnly(app)({"type": "lifespan"}, None, None))
+    assert scopes == ["lifespan"]
+
+
+def test_our_app_has_no_code_and_always_the_same_bytes():
+    assert [path.name for path in APP.iterdir()] == ["pyproject.toml"]
+    assert fingerprint_of(APP) == fingerprint_of(APP)
+
+
+def test_flower_accepts_our_app():
+    from flwr.cli.config_utils import load_and_validate
+
+    from fedssl import __version__
+    from fedssl.deployment import apps
+
+    config, warnings = load_and_validate(APP / "pyproject.toml")
+    assert warnings == []
+    assert config["project"]["version"] == __version__, "a client takes the app of its own version only"
+    assert apps.client_app is not apps.server_app
+
+
+def test_a_bundle_is_marked_as_ours_only_by_its_bytes():
+    def fab(content):
+        return SimpleNamespace(content=content, verifications={"valid_license": "forged"})
+
+    accepted = hashlib.sha256(b"ours").hexdigest()
+    assert only(accepted, lambda *_: fab(b"ours"))("hash", 1).verifications
+    assert not only(accepted, lambda *_: fab(b"theirs"))("hash", 1).verifications
+
+
+def test_a_nodes_connection_is_checked_and_closed():
+    class Connection:
+        closed = None
+
+        def __enter__(self):
+            return (7, "receive", "send", "get_run", lambda *_: SimpleNamespace(content=b"x", verifications={}), "rest")
+
+        def __exit__(self, *details):
+            self.closed = details
+            return False
+
+    connection = Connection()
+    with _Checked(connection, hashlib.sha256(b"x").hexdigest()) as parts:
+        assert (parts[0], parts[5]) == (7, "rest")
+        assert parts[4]("hash", 1).verifications
+    assert connection.closed == (None, None, None)

@@ -60,8 +60,12 @@ class Simulation:
         # A Ray that starts in a thread warns about signals it leaves alone, and Flower about its own simulation entry.
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._thread.start()
-        grid = self._first_grid()
-        return FlowerEngine(
+        try:
+            grid = self._first_grid()
+        except BaseException:
+            self._done.set()
+            raise
+        self._engine = FlowerEngine(
             grid,
             Numbered(grid, self.clients),
             self.folder,
@@ -71,6 +75,7 @@ class Simulation:
             self.time_limit,
             workers=self._side_by_side(),
         )
+        return self._engine
 
     def _side_by_side(self) -> int:
         """Clients that train at the same time; of a cluster nothing is known here."""
@@ -79,6 +84,7 @@ class Simulation:
         return max(int((os.cpu_count() or 1) / self.resources.cpus_per_client), 1)
 
     def __exit__(self, *details: object) -> None:
+        self._engine.__exit__(*details)
         self._done.set()
         self._thread.join(END_LIMIT)
 

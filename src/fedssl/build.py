@@ -126,18 +126,8 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     monitor = build_monitor(config, dataset)
     if method.public is not None:
         remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
-    return Parts(
-        dataset,
-        partition,
-        client,
-        server,
-        monitor,
-        device,
-        remarks,
-        build_warnings(config),
-        client.privacy,
-        public_source,
-    )
+    warnings, privacy = build_warnings(config), client.privacy
+    return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, privacy, public_source)
 
 
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:

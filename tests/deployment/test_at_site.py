@@ -71,6 +71,13 @@ def test_a_server_names_no_code_and_no_path_here():
     assert checked_settings(own, "fedssl.networks.backbones:convnet").network.name == own["network"]["name"]
 
 
+def test_a_file_that_the_server_started_from_is_not_looked_for_here(tmp_path):
+    """The weights come with the first task; the path is the server's, and may exist here by accident or intent."""
+    theirs = load_config("sites", {"init.encoder": str(tmp_path / "secret.safetensors")}).as_raw()
+    assert theirs["init"]["encoder"]
+    assert checked_settings(theirs).init.encoder == ""
+
+
 @pytest.mark.parametrize("run", ["../x", "a/b", "", "x" * 65, "a.b"])
 def test_the_id_of_a_run_is_no_path(tmp_path, run):
     with pytest.raises(FedsslError, match="no name of a folder"):

@@ -75,7 +75,8 @@ def checked_settings(raw: Raw, allowed_network: str = "") -> Config:
     source = raw.get("data", {}).get("name")
     if source not in (OWN, *SHARED):
         raise FedsslError(f"data.name: {source!r} would have the server choose what is read here: use {OWN!r}")
-    return resolve({**raw, "init": {}})  # weights to start from come with the first task, not from a path
+    # What the server started from is a file of the server's; a client gets those weights with its first task.
+    return resolve(raw | {"init": {}})
 
 
 def _run_name(run: object) -> str:

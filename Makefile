@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Test files in as many processes as there are cores, each with one thread.
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
 
 .PHONY: help demo test check check-report check-loggers check-flower bench soak format clean

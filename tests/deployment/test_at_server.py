@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedssl.cli import app, main
 from fedssl.deployment import client as client_module
 from fedssl.deployment import server as server_module
-from fedssl.deployment.at_server import AtSites, run_at_server
+from fedssl.deployment.at_server import A_DAY, AtSites, run_at_server
 from fedssl.deployment.at_site import log_of, name_of, open_side
 from fedssl.deployment.certificates import make_node_key, make_server_certificate
 from fedssl.deployment.client import Site, take_part
@@ -56,6 +56,13 @@ def test_a_shared_set_needs_as_many_names_as_clients():
     shared = load_config("smoke", TINY | {"flower.clients": NAMES})
     with pytest.raises(FedsslError, match=r"flower\.clients: 2 names for 4 clients"):
         AtSites(FakeGrid([], None), "x", {}).build(shared, silent)
+
+
+@pytest.mark.parametrize(("settings", "limit"), [({}, A_DAY), ({"failures.client_timeout": 5.0}, 5.0)])
+def test_no_client_is_awaited_for_ever(tmp_path, settings, limit):
+    sites = AtSites(FakeGrid([], None), "x", {})
+    engine = sites.engine(config(**settings), None, RunFolder(tmp_path), None, QuietView())
+    assert engine.time_limit == limit
 
 
 def test_clients_are_known_by_their_keys_where_there_are_some(tmp_path):

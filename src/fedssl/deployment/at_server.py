@@ -41,6 +41,7 @@ from fedssl.reports.run_record import read_json
 
 SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.log"
 ERROR, APP_PID = "error.json", "app.pid"
+A_DAY = 86_400.0  # seconds for a client's part of a round where nobody said how long: no wait is without an end
 PAUSE = 1.0  # seconds between two looks for replies
 
 
@@ -92,7 +93,7 @@ class AtSites:
         def about(client_id: int) -> Raw:
             return {"run": self.run, "name": names[client_id], "settings": settings}
 
-        limit = config.failures.client_timeout
+        limit = config.failures.client_timeout or A_DAY
         directory = self._directory(names, view)
         return FlowerEngine(
             self.grid, directory, folder.path, about, view.waiting, config.flower.patience, limit, PAUSE

@@ -7,12 +7,12 @@ checkpoints on disk; the second is timed: every client has a state by then, and 
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 ALWAYS = {"rounds": 3, "threads": 1, "device": "cpu", "evaluation.every": 0, "partition.name": "iid"}
@@ -45,9 +45,13 @@ def cost_here(settings: dict[str, Any]) -> Cost:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory(prefix="fedssl-bench-") as folder:
         load("smoke", ALWAYS | settings).run(folder, watch)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on a Mac, in KiB elsewhere
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return Cost(watch.ends[2] - watch.ends[1], peak / 1e6)
+    return Cost(watch.ends[2] - watch.ends[1], peak_bytes() / 1e6)
+
+
+def peak_bytes() -> int:
+    """Of this program: ru_maxrss would also count what the process that started it held at that moment."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ def _settings(record: RunRecord) -> str:
 def _results(record: RunRecord, about: About) -> str:
     rows = []
     for measure, label in (("knn", "kNN, during the run"), ("linear", "linear probe, at the end of the run")):
-        first, last = record.first(measure), record.last(measure)
+        baseline, last = record.baseline(measure), record.last(measure)
         if last is not None:
-            rows.append((label, percent(last), f"{percent(first)} before training"))
+            rows.append((label, percent(last), f"{percent(baseline)} before training, in the better BatchNorm mode"))
     for one in record.evaluation:
         what = f"{one['encoder']}: {one['protocol']} ({one['variant']}), {one['data']}, BatchNorm {one['batchnorm']}"
         if one["test_images"] == "all":

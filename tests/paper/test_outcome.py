@@ -144,6 +144,6 @@ def test_a_comparison_says_what_is_missing_and_left_out(tmp_path):
     assert comparison.missing[0] == "FedBYOL, 5/20, CIFAR-10, IID: no run"
     assert len(comparison.left_out) == 1
     assert comparison.left_out[0].startswith("80 clients would have 125")
-    assert "rounds 400 → 120 (30 rounds stand for 100)" in comparison.carried_over
+    assert "rounds 400 → 80 (20 rounds stand for 100)" in comparison.carried_over
     assert comparison.sentences()[1].startswith("0 of 8 cells are complete with 2 seeds")
     assert comparison.sentences()[-1] == "Order: so far no two cells have a number here and in the paper."

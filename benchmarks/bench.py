@@ -27,6 +27,7 @@ import traffic
 import training
 import workers
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from measuring import Row
 from rich.console import Console
 from rich.table import Table
@@ -75,34 +76,46 @@ def number(value: float | None) -> str:
 
 
 def plot(rows: list[Row], curves: list[growth.Curve], path: Path) -> None:
-    """Left: how far each target is met. Right: what a round costs as it grows."""
+    """Above: how far each target is met. Below: what a round costs as it grows."""
     mpl.use("Agg")
-    judged = [row for row in reversed(rows) if row.margin is not None]
-    figure, axes = plt.subplot_mosaic(
-        [["margins", *[curve.name for curve in curves]]], figsize=(6 + 3 * len(curves), 5)
-    )
-    bars = axes["margins"]
-    colours = ["tab:green" if row.passed else "tab:red" for row in judged]
-    bars.barh([row.target for row in judged], [row.margin for row in judged], color=colours)
-    bars.axvline(1, color="black", linewidth=1)
-    bars.set_xscale("log")
-    bars.set_xlabel("times better than needed")
+    mosaic = [["margins"] * max(len(curves), 1)] + [[curve.name for curve in curves]] * bool(curves)
+    figure, axes = plt.subplot_mosaic(mosaic, figsize=(12, 9 if curves else 5), layout="constrained")
+    _draw_margins(axes["margins"], [row for row in reversed(rows) if row.margin is not None])
     for curve in curves:
-        axis, memory = axes[curve.name], axes[curve.name].twinx()
-        exponent = curve.exponent("seconds")
-        axis.loglog(curve.sizes, [cost.seconds for cost in curve.costs], "o-", label=f"time, exponent {exponent:.2f}")
-        exponent = curve.exponent("megabytes")
-        megabytes = [cost.megabytes for cost in curve.costs]
-        memory.loglog(curve.sizes, megabytes, "s--", color="tab:orange", label=f"memory, exponent {exponent:.2f}")
-        memory.set_ylim(100, 10_000)
-        axis.set_xlabel(curve.unit)
-        axis.set_ylabel("CPU seconds a round")
-        memory.set_ylabel("peak memory, MB")
-        lines = [*axis.get_lines(), *memory.get_lines()]
-        axis.legend(lines, [str(line.get_label()) for line in lines], fontsize="small", loc="upper left")
-    figure.tight_layout()
+        _draw_curve(axes[curve.name], curve)
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def _draw_margins(axis: Axes, judged: list[Row]) -> None:
+    """Bars that begin at what is needed; those beyond the axis are cut, their number is beside them."""
+    colours = ["tab:green" if row.passed else "tab:red" for row in judged]
+    shown = [min(max(row.margin or 0, 0.5), 8) for row in judged]
+    bars = axis.barh([row.target for row in judged], [value - 1 for value in shown], left=1, color=colours)
+    axis.bar_label(bars, [f"{row.margin:.2g}" if row.margin else "" for row in judged], padding=3, fontsize="small")
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_xscale("log")
+    axis.set_xlim(0.5, 10)
+    axis.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    axis.minorticks_off()
+    axis.set_xlabel("times better than needed")
+
+
+def _draw_curve(axis: Axes, curve: growth.Curve) -> None:
+    memory = axis.twinx()
+    for place, kind, style, colour in ((axis, "seconds", "o-", "tab:blue"), (memory, "megabytes", "s--", "tab:orange")):
+        values = [getattr(cost, kind) for cost in curve.costs]
+        place.loglog(curve.sizes, values, style, color=colour, label=f"{kind}, exponent {curve.exponent(kind):.2f}")
+        place.yaxis.set_major_formatter("{x:g}")
+    axis.set_ylim(0.1, 100)
+    memory.set_ylim(100, 10_000)
+    axis.set_xlabel(curve.unit)
+    axis.set_ylabel("CPU seconds a round")
+    memory.set_ylabel("peak memory, MB")
+    lines = [*axis.get_lines(), *memory.get_lines()]
+    axis.legend(
+        lines, [str(line.get_label()) for line in lines], fontsize="small", loc="lower left", bbox_to_anchor=(0, 1)
+    )
 
 
 def main() -> None:

@@ -12,10 +12,13 @@ import sys
 from measuring import Row, within
 
 REPEATS = 7
-PROGRAMS = {
+LIMITS = {
     "fedssl --help": (["-m", "fedssl", "--help"], 0.5),
-    "import fedssl, and torch with it": (["-c", "import fedssl; fedssl.load"], 2.5),
+    "import fedssl": (["-c", "import fedssl"], 2.5),
 }
+BEYOND_TORCH = (
+    1.3  # what the first use may take against torch alone: most of it is torch's, which is not ours to change
+)
 
 
 def cpu_seconds(arguments: list[str]) -> float:
@@ -27,10 +30,14 @@ def cpu_seconds(arguments: list[str]) -> float:
 
 def rows() -> list[Row]:
     found = []
-    for name, (arguments, limit) in PROGRAMS.items():
+    for name, (arguments, limit) in LIMITS.items():
         seconds = min(cpu_seconds(arguments) for _ in range(REPEATS))
         found.append(within(f"5 {name}", "limit", "s", limit, seconds, 1))
-    return found
+    pairs = [
+        (cpu_seconds(["-c", "import torch"]), cpu_seconds(["-c", "import fedssl; fedssl.load"])) for _ in range(REPEATS)
+    ]
+    torch, ours = (min(times) for times in zip(*pairs, strict=True))
+    return [*found, within("5 first use: fedssl.load", "import torch", "s", torch, ours, BEYOND_TORCH)]
 
 
 if __name__ == "__main__":

@@ -33,3 +33,11 @@ def train(root, folder, **settings):
     short = {"rounds": 1, "threads": 1, "partition.num_clients": 2, "evaluation.linear_probe": False}
     load("folder", {"data.path": str(root), **small, **short, **settings}).run(folder)
     return folder
+
+
+def photos_and_run(folder):
+    """`photos`, one of them spoilt, and `run`, trained on them."""
+    write_photos(folder / "photos")
+    spoil(folder / "photos")
+    train(folder / "photos", folder / "run")
+    return folder

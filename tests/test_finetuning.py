@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small_photos import COLOURS, spoil, train, write_photos
+from small_photos import COLOURS, photos_and_run, write_photos
 
 import fedssl
 from fedssl.classifiers import load_classifier
@@ -23,11 +23,7 @@ QUICK = {"epochs": 40, "batch_size": 8, "hidden": 16, "lr": 0.01}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("place")
-    write_photos(folder / "photos")
-    spoil(folder / "photos")
-    train(folder / "photos", folder / "run")
-    return folder
+    return photos_and_run(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture(scope="module")

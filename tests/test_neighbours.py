@@ -3,7 +3,7 @@ import pytest
 import torch
 from html_page import HtmlPage
 from pictures import write
-from small_photos import spoil, train, write_photos
+from small_photos import photos_and_run
 
 from fedssl.encoders import open_encoder
 from fedssl.errors import FedsslError
@@ -12,11 +12,7 @@ from fedssl.neighbours import find_neighbours, write_page
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("place")
-    write_photos(folder / "photos")
-    spoil(folder / "photos")
-    train(folder / "photos", folder / "run")
-    return folder
+    return photos_and_run(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_a_value_that_has_no_meaning_at_a_scale_is_left_out():
 def test_varied_values_are_carried_over_and_said():
     cpu = SCALES["cpu"]
     cells = CELLS["rounds"][:4]
-    assert [cpu.configure(cell).run.rounds for cell in cells] == [30, 60, 90, 120]
+    assert [cpu.configure(cell).run.rounds for cell in cells] == [20, 40, 60, 80]
     assert cpu.carried_over(cells[1]) == ["rounds 200 → 40 (20 rounds stand for 100)"]
     targets = [cell for cell in CELLS["communication"] if cell.row.target == 80]
     assert cpu.target(targets[0]) == 38

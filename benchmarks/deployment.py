@@ -2,7 +2,7 @@
 
 A server and clients as processes on loopback, as in docs/deployment.md; training is a single small batch.
 
-PYTHONPATH=src python benchmarks/deployment.py [--clients 3] [--rounds 4] [--network resnet18] [--insecure]
+PYTHONPATH=src python benchmarks/deployment.py [--clients 3] [--rounds 4] [--network resnet18] [--heads 4096] [--insecure]
 """
 
 import argparse
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--network", default="resnet18")
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=4096, help="hidden width; they end in half of it")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args()
@@ -87,8 +88,8 @@ def started(
         "partition.num_clients": len(names),
         "network.name": options.network,
         "network.width": options.width,
-        "network.head_hidden": 4096,
-        "network.head_out": 2048,
+        "network.head_hidden": options.heads,
+        "network.head_out": options.heads // 2,
         "local_training.batch_size": IMAGES,
         "evaluation.every": 0,
         "evaluation.k": 2,

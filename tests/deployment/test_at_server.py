@@ -1,6 +1,7 @@
 """The server's side of a deployment, and the commands: what is refused before anything starts."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -260,3 +261,28 @@ def test_a_whole_deployment_without_its_processes_ends_as_silos_on_one_machine(t
     assert not (federation.run / "uploads").exists()
     left_out = write_report([federation.run], tmp_path / "report.html")
     assert any("the images stayed at their own sites" in line for line in left_out)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "told"),
+    [
+        (
+            subprocess.TimeoutExpired("flwr", 120),
+            RoundError,
+            r"`flwr run` did not end within 120 s: see .*superlink\.log",
+        ),
+        (
+            FileNotFoundError(2, "No such file"),
+            FedsslError,
+            r"flwr: cannot be started \(No such file\); install fedssl\[",
+        ),
+    ],
+)
+def test_flowers_command_that_hangs_or_is_missing_is_named(tmp_path, monkeypatch, raised, kind, told):
+    def run(*arguments, **options):
+        raise raised
+
+    monkeypatch.setattr(server_module.subprocess, "run", run)
+    supervisor = server_module._Server(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), print)
+    with pytest.raises(kind, match=told):
+        supervisor._flwr("run", "x")

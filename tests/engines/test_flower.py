@@ -300,6 +300,14 @@ def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
     assert json.loads((tmp_path / "log.jsonl").read_text())["detail"] == f"{type(raised).__name__}: {raised}"
 
 
+def test_a_task_that_says_nonsense_is_a_code_and_tells_the_server_nothing(tmp_path):
+    app = make_client_app(None, lambda node: "", lambda node: tmp_path / "log.jsonl")
+    content = record({"client": None, "round": ["x"], "about": {}})
+    reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
+    assert unpack_reply(reply, tmp_path / "upload") == Failure(-1, -1, "refused")
+    assert "without tensors" in json.loads((tmp_path / "log.jsonl").read_text())["detail"]
+
+
 def test_a_log_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capsys):
     flower_client._write_down(tmp_path / "gone" / "log.jsonl", Failure(1, 2, "disk", "full"))
     assert "full" in capsys.readouterr().out

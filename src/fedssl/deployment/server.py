@@ -238,16 +238,25 @@ class _Server:
     def _flwr(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Flower's own command, with the connection in our folder."""
         command = [str(Path(sys.executable).with_name("flwr")), *arguments]
-        return subprocess.run(
-            command,
-            env=environment(self.home),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=COMMAND_LIMIT,
-            check=False,
-        )
+        try:
+            return subprocess.run(
+                command,
+                env=environment(self.home),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=COMMAND_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RoundError(
+                f"`flwr {arguments[0]}` did not end within {COMMAND_LIMIT:g} s: see {self.home / 'superlink.log'}"
+            ) from None
+        except OSError as error:
+            raise FedsslError(
+                f"{command[0]}: cannot be started ({error.strerror}); install fedssl[flower] in this environment"
+            ) from None
 
 
 def _last_line(text: str) -> str:

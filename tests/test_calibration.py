@@ -1,6 +1,7 @@
 """The engine is chosen by measuring, and the choice is written down."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,15 @@ def test_workers_are_as_many_as_cores_and_clients_allow(monkeypatch):
     cpu = torch.device("cpu")
     asked = {(0, 5): 5, (1, 20): 8, (4, 20): 2, (16, 20): 1}
     assert {key: default_workers(cpu, *key) for key in asked} == asked
+
+
+def test_several_gpus_are_measured_with_a_worker_each_and_one_is_not(parts, monkeypatch):
+    for gpus, engine in ((2, "processes"), (1, "in-process")):
+        monkeypatch.setattr(calibration.torch.cuda, "device_count", lambda count=gpus: count)
+        chosen = choose(replace(parts, device=torch.device("cuda")), monkeypatch, 0.1, 0.11)
+        assert chosen.run.engine == engine
+    assert chosen.reason == "", "not measured"
+    assert default_workers(torch.device("mps"), 0, 5) == 1
 
 
 def test_measuring_leaves_nothing_behind(parts):

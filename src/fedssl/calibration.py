@@ -46,7 +46,7 @@ def choose_engine(config: Config, parts: Parts, folder: Path, total_steps: int) 
     if run.engine == "processes":
         return Choice(apart)
     together = run.model_copy(update={"engine": "in-process"})
-    if workers < 2 or parts.device.type != "cpu":
+    if workers < 2:
         return Choice(together)
     here = seconds_per_step(parts.client, 0)
     if here * total_steps < WORTH_IT:
@@ -80,8 +80,8 @@ def _short_of_memory(workers: int) -> str:
 
 def default_workers(device: torch.device, threads: int, asked: int) -> int:
     """One for each core (or each GPU), as far as a round has clients for them."""
-    if device.type == "cuda":
-        return min(torch.cuda.device_count(), asked)
+    if device.type != "cpu":
+        return min(torch.cuda.device_count(), asked) if device.type == "cuda" else 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(cores // max(threads, 1), asked), 1)
 

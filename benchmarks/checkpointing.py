@@ -4,8 +4,8 @@
 
 Every client's state (online, predictor, target: 241 MB) and the server's checkpoint (154 MB), sealed by checksums and
 synced to the disk. Clock time. Three rounds pass before it is taken: from then on every round removes as much as it
-writes, as in all of a run. Until then the system must find new memory for its page cache, which is slow on a virtual
-machine. The median of five rounds.
+writes, as in all of a run. The first rounds take about twice as long, probably because the system has
+to find new memory for its page cache. The median of five rounds.
 """
 
 import statistics

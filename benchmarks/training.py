@@ -65,6 +65,8 @@ CASES = (
     Case("ResNet-18, width 16", "resnet18", 16, HeadSizes(512, 256), needed=1.45, steps=3, turns=4),
     Case("convnet, width 32", "convnet", 32, HeadSizes(512, 256), needed=1.6, steps=6, turns=5),
 )
+# What the presets for CPUs train. Beside the target, which is for width 32: added after that had not been reached.
+SMALLEST = Case("convnet, width 16", "convnet", 16, HeadSizes(256, 128), needed=1.6, steps=6, turns=5)
 
 
 def usual_loop(case: Case) -> Callable[[], object]:
@@ -123,7 +125,7 @@ def round_row(case: Case) -> Row:
 
 def rows() -> list[Row]:
     """The round of the paper's network is left out: a round of it takes hours, and nothing around its steps seconds."""
-    return [training_row(case) for case in CASES] + [round_row(case) for case in CASES[1:]]
+    return [training_row(case) for case in (*CASES, SMALLEST)] + [round_row(case) for case in CASES[1:]]
 
 
 if __name__ == "__main__":

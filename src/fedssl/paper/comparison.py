@@ -72,7 +72,8 @@ class Comparison:
         study, counted = self.study, len(self.results)
         complete = counted - len(self.missing) - sum(bool(result.left_out) for result in self.results)
         lines = [f"{study.number} of the paper ({', '.join(study.labels)}). {study.shows}."]
-        lines.append(f"{complete} of {counted} cells are complete with {self.seeds} seeds; ± is the sd over seeds.")
+        seeds = f"{self.seeds} seeds; ± is the sd over seeds" if self.seeds > 1 else "one seed; there is no spread"
+        lines.append(f"{complete} of {counted} cells are complete with {seeds}.")
         if self.scale.name != "paper":
             lines.append(
                 f"Scale {self.scale.name} is not the paper's ({self.scale.title}): compare the order of the "

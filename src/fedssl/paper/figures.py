@@ -49,7 +49,8 @@ def _curves(comparison: Comparison, measure: str) -> list[Figure]:
     alt = f"{title} for {', '.join(one.label for one in series.values())}"
     drawing = curves(f"{name}-plot", alt, list(series.values()), y_label, zero=measure != "knn")
     random = "; round 0 is the random encoder" if measure == "knn" else ""
-    caption = f"Mean over {comparison.seeds} seeds, as far as they are there{random}."
+    of = f"Mean over {comparison.seeds} seeds, as far as they are there" if comparison.seeds > 1 else "One seed"
+    caption = f"{of}{random}."
     return [Figure.of(name, title, caption, drawing)]
 
 

@@ -147,3 +147,5 @@ def test_a_comparison_says_what_is_missing_and_left_out(tmp_path):
     assert "rounds 400 → 80 (20 rounds stand for 100)" in comparison.carried_over
     assert comparison.sentences()[1].startswith("0 of 8 cells are complete with 2 seeds")
     assert comparison.sentences()[-1] == "Order: so far no two cells have a number here and in the paper."
+    alone = Comparison.of(STUDIES["client-sampling"], cpu, tmp_path, 1, ["FedBYOL"])
+    assert alone.sentences()[1] == "0 of 8 cells are complete with one seed; there is no spread."

@@ -65,7 +65,7 @@ CASES = (
     Case("ResNet-18, width 16", "resnet18", 16, HeadSizes(512, 256), needed=1.45, steps=3, turns=4),
     Case("convnet, width 32", "convnet", 32, HeadSizes(512, 256), needed=1.6, steps=6, turns=5),
 )
-# What the presets for CPUs train. Beside the target, which is for width 32: added after that had not been reached.
+# The width of the presets for CPUs. Beside the target, which is for width 32: added after that had not been reached.
 SMALLEST = Case("convnet, width 16", "convnet", 16, HeadSizes(256, 128), needed=1.6, steps=6, turns=5)
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fedssl.build import build_method
 from fedssl.config import describe_settings, make_aggregator, resolve
 from fedssl.errors import FedsslError
 from fedssl.federation.model_aggregation import Krum, TrimmedMean
@@ -12,6 +13,7 @@ from fedssl.federation.model_communication import FedEMA
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES
 from fedssl.presets import load_config, load_raw, parse_override, preset_description, preset_names
+from fedssl.weights import Weights
 
 SETTINGS = [*preset_names()]
 ALGORITHMS = [*preset_names("algorithms")]
@@ -59,9 +61,43 @@ def test_the_papers_settings_exist_for_every_method_dataset_and_partition():
                 )
                 assert (config.local_training.lr, config.network.name) == (0.032, "resnet18")
                 assert (config.network.head_hidden, config.network.head_out) == (4096, 2048)
+                assert config.network.model_extra == {"width": 64, "init": "pytorch"}  # as the authors ran it
+                assert config.method.settings.get("joint_batch", True)
+                assert config.partition.settings.get("leftover", "dealt") == "dealt"
                 moco_v1 = method == "mocov1"
                 assert config.local_training.schedule == ("constant" if moco_v1 else "cosine")
                 assert config.augmentation.name == ("weak-jitter" if moco_v1 else "simclr")
+
+
+@pytest.mark.parametrize("setting", ["cifar10-cpu", "smoke", "folder", "sites"])
+def test_presets_for_cpus_keep_the_initial_weights_and_partitions_that_they_had(setting):
+    config = load_config(setting)
+    assert "init" not in config.network.model_extra
+    assert config.partition.settings.get("leftover", "unused") == "unused"
+    assert load_config(setting, {"network.name": "resnet10"}).network.model_extra.get("init", "he") == "he"
+
+
+def test_the_choice_of_initial_weights_is_one_of_resnets():
+    """The convnet has always begun with PyTorch's, and a user's own network begins as it likes."""
+    with pytest.raises(FedsslError, match=r"network\.init: unknown key"):
+        load_config("smoke", {"network.init": "pytorch"})
+    with pytest.raises(FedsslError, match=r"network\.init: 'xavier' is not one of he, pytorch"):
+        load_config("cifar10-noniid", {"network.init": "xavier"})
+    own = load_config("cifar10-noniid", {"network.name": "own_networks:Small"})
+    assert own.network.model_extra == {}
+    given = load_config("smoke", {"network.name": "own_networks:Small", "network.init": "zeros"})
+    with pytest.raises(FedsslError, match=r"'own_networks:Small' does not accept these settings: .*'init'"):
+        build_method(given, 3, (16, 16))
+
+
+def test_a_config_of_before_a_setting_existed_means_what_it_did():
+    raw = load_config("cifar10-noniid+fedsimclr", {"network.width": 4}).as_raw()
+    del raw["network"]["init"], raw["method"]["joint_batch"], raw["partition"]["leftover"]
+    old = resolve(raw)
+    assert (old.method.settings["joint_batch"], old.partition.settings["leftover"]) == (False, "unused")
+    he = load_config("cifar10-noniid+fedsimclr", {"network.width": 4, "network.init": "he"})
+    begun = [Weights.of(build_method(config, 3, (32, 32))).digest() for config in (old, he)]
+    assert begun[0] == begun[1]
 
 
 def test_centralised_is_one_client_with_everything():

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fedssl.build import build_method
 from fedssl.config import describe_settings, make_aggregator, resolve
 from fedssl.errors import FedsslError
 from fedssl.federation.model_aggregation import Krum, TrimmedMean
@@ -59,9 +60,40 @@ def test_the_papers_settings_exist_for_every_method_dataset_and_partition():
                 )
                 assert (config.local_training.lr, config.network.name) == (0.032, "resnet18")
                 assert (config.network.head_hidden, config.network.head_out) == (4096, 2048)
+                assert config.network.model_extra == {"width": 64, "stem_stride": 1, "init": "pytorch"}
+                assert config.method.settings.get("joint_batch", True)
+                assert config.partition.settings.get("leftover", "dealt") == "dealt"
                 moco_v1 = method == "mocov1"
                 assert config.local_training.schedule == ("constant" if moco_v1 else "cosine")
                 assert config.augmentation.name == ("weak-jitter" if moco_v1 else "simclr")
+
+
+@pytest.mark.parametrize("setting", ["cifar10-cpu", "smoke", "folder", "sites"])
+def test_presets_for_cpus_keep_the_initial_weights_and_partitions_that_they_had(setting):
+    config = load_config(setting)
+    assert "init" not in config.network.model_extra
+    assert config.partition.settings.get("leftover", "unused") == "unused"
+    assert load_config(setting, {"network.name": "resnet10"}).network.model_extra["init"] == "he"
+
+
+def test_the_choice_of_initial_weights_is_one_of_resnets():
+    """The convnet has always begun with PyTorch's, and a user's own network begins as it likes."""
+    with pytest.raises(FedsslError, match=r"network\.init: unknown key"):
+        load_config("smoke", {"network.init": "pytorch"})
+    with pytest.raises(FedsslError, match=r"network\.init: 'xavier' is not one of he, pytorch"):
+        load_config("cifar10-noniid", {"network.init": "xavier"})
+    own = load_config("cifar10-noniid", {"network.name": "own_networks:Small"})
+    assert own.network.model_extra == {}
+    given = load_config("smoke", {"network.name": "own_networks:Small", "network.init": "zeros"})
+    with pytest.raises(FedsslError, match=r"'own_networks:Small' does not accept these settings: .*'init'"):
+        build_method(given, 3, (16, 16))
+
+
+def test_a_config_of_before_a_setting_existed_means_what_it_did():
+    raw = load_config("cifar10-noniid+fedsimclr").as_raw()
+    del raw["network"]["init"], raw["method"]["joint_batch"], raw["partition"]["leftover"]
+    meant = {"network.init": "he", "method.joint_batch": False, "partition.leftover": "unused"}
+    assert resolve(raw).as_raw() == load_config("cifar10-noniid+fedsimclr", meant).as_raw()
 
 
 def test_centralised_is_one_client_with_everything():
@@ -78,7 +110,7 @@ def test_overrides_win_and_a_new_name_drops_settings_it_does_not_know():
     assert config.run.seed == 3
     config = load_config("cifar10-noniid", {"partition.name": "iid", "network.name": "convnet"})
     assert config.partition.settings == {"num_clients": 5, "data_amount": 1.0}
-    assert config.network.model_extra == {"width": 64}
+    assert config.network.model_extra == {"width": 64, "stem_stride": 1}
 
 
 def test_an_override_that_the_new_name_does_not_know_is_an_error():

@@ -1,5 +1,6 @@
 """Which encoder of a run is meant: global or a client's, online or target."""
 
+import json
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from fedssl.evaluation.features import with_reestimated_batchnorm
 from fedssl.experiment import load
 from fedssl.export import export_encoder
 from fedssl.finished_run import FinishedRun
+from fedssl.networks.weight_files import read_weight_file
 from fedssl.weights import Weights
 
 
@@ -63,6 +65,17 @@ def test_there_is_no_global_target_unless_targets_were_sent(make):
     assert open_encoder(sent, network="target").about["encoder"] == "global"
     with pytest.raises(FedsslError, match="its clients sent their target encoders"):
         fedssl.load_encoder(sent, network="online")
+
+
+def test_an_encoder_says_how_its_network_began_and_is_read_without_it(make, tmp_path):
+    """Files of before the setting existed do not say."""
+    path = make(**{"network.name": "resnet10", "network.init": "pytorch"})
+    found = open_encoder(path)
+    assert found.about["network"] == {"name": "resnet10", "width": 4, "stem_stride": 1, "init": "pytorch"}
+    file = read_weight_file(path)
+    old = {**file.about, "network": {"name": "resnet10", "width": 4}}
+    save_file(file.tensors, tmp_path / "old.safetensors", {"fedssl": json.dumps(old)})
+    assert digest(fedssl.load_encoder(tmp_path / "old.safetensors")) == digest(found.model)
 
 
 def test_a_method_without_a_target_has_none_to_give(make):

@@ -247,7 +247,7 @@ def resolve(raw: Raw) -> Config:
     chosen = {table: choice(table, raw.get(table, {}), DEFAULTS.get(table, "")) for table in CHOICES}
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
-    _check_network(models["network"])
+    models["network"] = _complete(models["network"])
     config = Config(run=_validated("", Run, top), local_training=LocalTraining(**training), **chosen, **models)  # type: ignore[arg-type]
     _check_together(config)
     return config
@@ -329,12 +329,14 @@ def nearest(word: str, known: list[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _check_network(network: BaseModel) -> None:
+def _complete(network: BaseModel) -> Network:
+    """The network with every setting of its backbone, so that one left out is the same as one with its default."""
     assert isinstance(network, Network)
-    if network.name in BACKBONES:
-        _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
-    else:
+    if network.name not in BACKBONES:
         find_backbone(network.name)  # the user's own: importable, its settings are its own business
+        return network
+    settings = _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
+    return network.model_copy(update=settings)
 
 
 def _check_together(config: Config) -> None:

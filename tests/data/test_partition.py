@@ -47,6 +47,34 @@ def test_classes_by_hand(num_clients, per_client, part, size, unused):
     assert (counts.sum(axis=0) > 0).all()  # no class is lost
 
 
+@pytest.mark.parametrize(
+    ("num_classes", "num_clients", "per_client", "unused"),
+    [(10, 5, 6, 20), (100, 5, 60, 200), (10, 80, 2, 80), (100, 80, 20, 400)],
+)
+def test_what_is_left_over_at_the_papers_values_can_be_dealt_out(num_classes, num_clients, per_client, unused):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(num_classes), 50_000 // num_classes))
+    settings = {"num_clients": num_clients, "classes_per_client": per_client}
+    assert classes(labels, 50_000, 0, **settings).unused == unused
+    dealt = classes(labels, 50_000, 0, leftover="dealt", **settings)
+    assert dealt.unused == 0
+    assert_disjoint(dealt, 50_000)
+    counts = dealt.class_counts(labels, num_classes)
+    part = 50_000 // num_classes // (num_clients * per_client // num_classes)
+    assert set(counts[counts > 0].tolist()) == {part, part + 1}
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+
+
+@pytest.mark.parametrize(("num_clients", "per_client"), [(5, 2), (5, 10), (20, 2), (3, 4)])
+def test_where_the_cut_is_even_there_is_nothing_more_to_deal(num_clients, per_client):
+    """Also where parts beyond K·l go to nobody: every client still has an equal share."""
+    unused, dealt = (
+        classes(CIFAR, 50_000, 0, num_clients=num_clients, classes_per_client=per_client, leftover=leftover)
+        for leftover in ("unused", "dealt")
+    )
+    assert unused.unused == dealt.unused
+    assert all(np.array_equal(a, b) for a, b in zip(unused.clients, dealt.clients, strict=True))
+
+
 def test_classes_three_clients_of_four_drops_one_part_of_eight_classes():
     counts = classes(CIFAR, 50_000, 0, num_clients=3, classes_per_client=4).class_counts(CIFAR, 10)
     assert sorted(counts.sum(axis=0).tolist()) == [2500] * 8 + [5000] * 2

@@ -117,7 +117,7 @@ def test_every_file_says_what_goes_in(exported):
     for about in written:
         assert about["input"]["range"] == [0.0, 1.0]
         assert (about["input"]["layout"], about["input"]["channels"], about["input"]["height"]) == ("NCHW", 3, 16)
-        assert about["network"] == {"name": "resnet10", "width": 4}
+        assert about["network"] == {"name": "resnet10", "width": 4, "stem_stride": 1, "init": "he"}
         assert about["encoder"] == "global"
     assert config["formats"]["hub"] == "model.safetensors"
 

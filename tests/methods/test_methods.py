@@ -68,6 +68,37 @@ def test_simclr_loss():
     assert method.loss(a, b).item() == pytest.approx(expected.item())
 
 
+def one_batch_by_hand(encoder, a, b, temperature):
+    """NT-Xent image by image: 2B projections of one forward, row i's partner B rows away."""
+    z = encoder(torch.cat([a, b]))
+    rows = [row / row.norm() for row in z]
+    total = 0.0
+    for i, row in enumerate(rows):
+        scores = [row @ other / temperature for j, other in enumerate(rows) if j != i]
+        partner = row @ rows[(i + len(a)) % len(rows)] / temperature
+        total = total + torch.stack(scores).exp().sum().log() - partner
+    return total / len(rows)
+
+
+def test_simclr_with_both_views_in_one_batch():
+    """BatchNorm sees the 2B images together: the loss and every gradient are those of one forward."""
+    joint, by_hand = (make_method("simclr", temperature=0.3, joint_batch=True).double() for _ in range(2))
+    apart = make_method("simclr", temperature=0.3).double()
+    a, b = (view.double() for view in views())
+    b = 0.5 * b  # so that the views' own statistics differ from those of both together
+    expected = one_batch_by_hand(by_hand.online_encoder, a, b, 0.3)
+    losses = [joint.loss(a, b), expected, apart.loss(a, b)]
+    for loss in losses:
+        loss.backward()
+    assert losses[0].item() == pytest.approx(expected.item(), rel=1e-6)  # losses are computed in float32
+    for own, hand in zip(joint.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, hand.grad, rtol=1e-4, atol=1e-6)
+    assert joint.online_encoder.backbone.bn1.num_batches_tracked.item() == 1
+    assert apart.online_encoder.backbone.bn1.num_batches_tracked.item() == 2
+    gradients = [torch.cat([p.grad.flatten() for p in method.parameters()]) for method in (joint, apart)]
+    assert torch.cosine_similarity(*gradients, dim=0) < 0.99
+
+
 def test_simsiam_loss_is_half_of_each_direction_and_stops_gradients():
     method, (a, b) = make_method("simsiam").eval(), views()
     z1, z2 = method.online_encoder(a), method.online_encoder(b)

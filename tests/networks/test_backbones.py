@@ -16,6 +16,8 @@ from fedssl.networks.backbones import (
     resnet50,
 )
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.seeding import global_stream
+from fedssl.weights import Weights
 
 
 def count(module):
@@ -59,6 +61,34 @@ def test_any_image_size_and_channel_count(name, size):
 
 def test_width_scales_every_layer():
     assert count(resnet18(3, width=32)) == pytest.approx(count(resnet18(3)) / 4, rel=0.02)
+
+
+def begun(name, **settings):
+    with global_stream(0, "initial-weights"):
+        return BACKBONES[name](3, **settings)
+
+
+@pytest.mark.parametrize(("init", "std"), [("he", 0.0589), ("pytorch", 0.0241)])
+def test_initial_weights_of_the_first_block(init, std):
+    """3x3 over 64 channels: He's is sqrt(2 / 576); PyTorch's, uniform up to 1 / sqrt(576), is 1 / sqrt(3 * 576)."""
+    weight = begun("resnet18", init=init).layer1[0].conv1.weight
+    assert weight.std().item() == pytest.approx(std, rel=0.01)
+
+
+def test_pytorchs_initial_weights_are_in_the_bounds_of_every_layer():
+    for module in begun("resnet50", width=8, init="pytorch").modules():
+        if isinstance(module, nn.Conv2d):
+            fan_in = module.in_channels * module.kernel_size[0] ** 2
+            assert 0.8 * fan_in**-0.5 < module.weight.abs().max() <= fan_in**-0.5
+
+
+@pytest.mark.parametrize("name", ["resnet10", "resnet18", "resnet50"])
+def test_initial_weights_follow_from_the_seed_and_are_hes_unless_said(name):
+    as_ever, he, pytorch, again = (
+        Weights.of(begun(name, width=4, **settings)).digest()
+        for settings in ({}, {"init": "he"}, {"init": "pytorch"}, {"init": "pytorch"})
+    )
+    assert as_ever == he != pytorch == again
 
 
 def test_mlp_is_linear_batchnorm_relu_linear():

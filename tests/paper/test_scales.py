@@ -81,6 +81,27 @@ def test_the_papers_scale_is_the_presets():
     assert (made.run.rounds, made.local_training.epochs, made.network.name) == (100, 5, "resnet18")
 
 
+def test_rows_are_as_the_authors_ran_them():
+    paper = SCALES["paper"]
+    rules = {cell.row.label: paper.configure(cell).update_rule.settings for cell in CELLS["divergence"]}
+    authors = rules["FedEMA, the authors' divergence"]
+    assert (authors["between"], authors["norm"], authors["scale"]) == ("before-after", "mean-conv", None)
+    amounts = [paper.configure(cell).update_rule for cell in CELLS["data-amount"] if "FedEMA" in cell.row.label]
+    assert {(rule.settings["scale"], rule.settings["norm"]) for rule in amounts} == {(1.0, "mean-conv")}
+    contrastive = [config for _, config in configs("paper") if config.method.name == "simclr"]
+    assert contrastive
+    assert all(config.method.settings["joint_batch"] for config in contrastive)
+    assert {config.network.model_extra["init"] for _, config in configs("paper")} == {"pytorch"}
+
+
+def test_the_recorded_runs_of_the_cpu_scale_are_still_its_runs():
+    """Their configs have none of these settings: network.init, method.joint_batch, partition.leftover."""
+    made = [config for _, config in configs("cpu") if isinstance(config, Config)]
+    assert {frozenset(config.network.model_extra) for config in made} == {frozenset({"width", "stem_stride"})}
+    assert {config.method.settings.get("joint_batch", False) for config in made} == {False}
+    assert {config.partition.settings.get("leftover", "unused") for config in made} == {"unused"}
+
+
 def test_a_value_that_has_no_meaning_at_a_scale_is_left_out():
     cpu = SCALES["cpu"]
     large = [cell for cell in CELLS["linear-evaluation-full"] if cell.row.group == "ResNet-50"]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -111,11 +111,12 @@ def classes(
     *,
     num_clients: Count = 5,
     classes_per_client: Count = 2,
+    leftover: Literal["unused", "dealt"] = "unused",  # images of an uneven cut; dealt: some parts have one more
     data_amount: PositiveFraction = 1.0,
 ) -> Partition:
     """l classes a client: each class is cut into ceil(K·l/C) equal parts, a client gets l parts of different classes.
 
-    Images of an uneven cut, and parts beyond K·l, go to nobody and are counted as unused.
+    Parts beyond K·l, and images of an uneven cut that are not dealt, go to nobody and are counted as unused.
     """
     labels = _need_labels("classes", labels)
     _check_clients(num_clients, num_images)
@@ -138,7 +139,8 @@ def classes(
             "lower partition.num_clients or partition.classes_per_client"
         )
     stream = numpy_stream(seed, "partition", "classes")
-    cuts = [_equal_parts(stream.permutation(np.flatnonzero(labels == c)), parts) for c in range(num_classes)]
+    cut = np.array_split if leftover == "dealt" else _equal_parts
+    cuts = [cut(stream.permutation(np.flatnonzero(labels == c)), parts) for c in range(num_classes)]
     holders = _deal(num_clients, classes_per_client, num_classes, parts, stream)
     clients = [np.concatenate([cuts[c].pop() for c in held]) for held in holders]
     return _finish(clients, labels, num_images, seed, data_amount)

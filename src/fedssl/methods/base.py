@@ -35,7 +35,7 @@ class SiameseMethod(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
-        """The loss of a batch; each view passes a network in its own forward, so BatchNorm sees one view at a time."""
+        """The loss of a batch; each view passes a network in its own forward, unless a method's setting joins them."""
 
     def after_step(self) -> None:
         """After every optimizer step; momentum methods move their target here."""

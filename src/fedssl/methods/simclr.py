@@ -1,5 +1,6 @@
 """SimCLR: find the other view of an image among all projections of the batch."""
 
+import torch
 from torch import Tensor, nn
 
 from fedssl.methods.base import SiameseMethod
@@ -18,9 +19,14 @@ class SimCLR(SiameseMethod):
         heads: HeadSizes,
         *,
         temperature: Positive = 0.07,  # the authors' code; the paper is silent
+        joint_batch: bool = False,  # both views in one forward: BatchNorm sees 2B images, as in the authors' code
     ) -> None:
         super().__init__(Encoder(backbone, mlp(feature_size, heads)))
-        self.temperature = temperature
+        self.temperature, self.joint_batch = temperature, joint_batch
 
     def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
-        return nt_xent(self.online_encoder(view_1), self.online_encoder(view_2), self.temperature)
+        if self.joint_batch:
+            z1, z2 = self.online_encoder(torch.cat([view_1, view_2])).chunk(2)
+        else:
+            z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
+        return nt_xent(z1, z2, self.temperature)

@@ -14,6 +14,8 @@ from fedssl.errors import FedsslError
 from fedssl.settings import Count
 
 Channels = Annotated[int, Ge(1)]
+# Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
+Init = Literal["he", "pytorch"]
 
 
 class _SameLayoutBack(torch.autograd.Function):
@@ -117,6 +119,7 @@ class ResNet(nn.Module):
         width: int,
         channels: int,
         stem_stride: int,
+        init: Init,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stem_stride, 1, bias=False)
@@ -132,7 +135,7 @@ class ResNet(nn.Module):
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
         self.pool = AveragePool()
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if init == "he" and isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
@@ -142,19 +145,19 @@ class ResNet(nn.Module):
         return self.pool(x).flatten(1)  # type: ignore[no-any-return]
 
 
-def resnet18(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+def resnet18(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
     """ResNet-18 as in the paper's appendix (11.17 M parameters at width 64)."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride)
+    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride, init)
 
 
-def resnet10(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+def resnet10(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
     """One block a stage: for CPUs."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride)
+    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride, init)
 
 
-def resnet50(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1) -> ResNet:
+def resnet50(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
     """ResNet-50 as in the paper's appendix (23.5 M parameters at width 64)."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride)
+    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride, init)
 
 
 class ConvNet(nn.Module):

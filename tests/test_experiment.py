@@ -148,7 +148,7 @@ def test_users_backbone_by_import_path_trains_and_loads(tmp_path, monkeypatch):
     path.write_text('extends = "smoke"\n[network]\nname = "own_nets:tiny"\nsize = 5\n')
     overrides = {key: value for key, value in TINY.items() if key != "network.width"}
     report = load(str(path), overrides).run(tmp_path / "run")
-    encoder = fedssl.load_encoder(report.folder)
+    encoder = fedssl.load_encoder(report.folder, allow_code=["own_nets"])
     assert encoder(torch.zeros(2, 3, 16, 16)).shape == (2, 5)
 
 

@@ -74,6 +74,7 @@ def test_clone_and_parameters(place):
             "network": None,
             "batch_size": 7,
             "device": "auto",
+            "allow_code": (),
         }
     )
     copy.set_params(run=place / "run", client=None)

@@ -64,7 +64,7 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
     """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
     with global_stream(config.run.seed, "initial-weights"):
-        backbone = find_backbone(network.name)(channels, **(network.model_extra or {}))
+        backbone = find_backbone(network.name, config.allow_code)(channels, **(network.model_extra or {}))
         size = feature_size(backbone, channels, image_size)
         if config.init.encoder:
             _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedssl.data.decoding import Decoding
 from fedssl.errors import FedsslError
 from fedssl.evaluation.fine_tune import new_head
-from fedssl.networks.backbones import find_backbone
+from fedssl.networks.backbones import AllowCode, find_backbone
 from fedssl.networks.weight_files import ABOUT, read_weight_file
 from fedssl.weights import Weights
 
@@ -49,7 +49,7 @@ def save_classifier(path: Path, classifier: Classifier) -> None:
     path.write_bytes(save(Weights.of(classifier).tensors(), {ABOUT: json.dumps(classifier.about), "format": "pt"}))
 
 
-def load_classifier(place: str | Path) -> Classifier:
+def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier:
     """The classifier of a folder that `fedssl finetune` wrote, or of its file, in evaluation mode."""
     path = Path(place) / FILE if Path(place).is_dir() else Path(place)
     file = read_weight_file(path)
@@ -57,7 +57,7 @@ def load_classifier(place: str | Path) -> Classifier:
     if "classes" not in about:
         raise FedsslError(f"{path}: not a classifier written by `fedssl finetune`: it names no classes")
     network = dict(about["network"])
-    backbone = find_backbone(network.pop("name"))(about["channels"], **network)
+    backbone = find_backbone(network.pop("name"), allow_code, str(path))(about["channels"], **network)
     head = new_head(about["feature_size"], about["hidden"], len(about["classes"]), 0)
     classifier = Classifier(backbone, head, about)
     try:

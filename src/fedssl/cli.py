@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from fedssl import cli_deployment
 from fedssl.cli_data import data_app, fetch_with_bar
-from fedssl.cli_export import export_app
+from fedssl.cli_export import AllowCode, export_app
 from fedssl.cli_paper import paper_app
 from fedssl.errors import FedsslError
 
@@ -153,6 +154,7 @@ def evaluate(
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="keep features in the run folder")] = True,
+    allow_code: AllowCode = None,
 ) -> None:
     """How good a run's encoder is: kNN, linear probe, semi-supervised fine-tuning, on this or other data.
 
@@ -182,10 +184,10 @@ def evaluate(
         device=device,
         cache=cache,
     )
-    _evaluate(folder, request)
+    _evaluate(folder, request, allow_code or ())
 
 
-def _evaluate(folder: Path, request: Any) -> None:
+def _evaluate(folder: Path, request: Any, allow_code: Sequence[str]) -> None:
     from rich.console import Console
 
     from fedssl.evaluate import evaluate as evaluate_run
@@ -193,7 +195,7 @@ def _evaluate(folder: Path, request: Any) -> None:
     from fedssl.reports.evaluation_view import clients_tables, headline_table, make_evaluation_view
 
     try:
-        results = evaluate_run(folder, request, make_evaluation_view())
+        results = evaluate_run(folder, request, make_evaluation_view(), allow_code)
     except KeyboardInterrupt:
         typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
         raise typer.Exit(130) from None
@@ -209,6 +211,7 @@ def report(
     images: Annotated[
         int, typer.Option(min=0, help="test images to look at; 0 leaves out what needs images and encoders")
     ] = 10_000,
+    allow_code: AllowCode = None,
 ) -> None:
     """One HTML file with all that happened in a run, for people who were not there; opens without a network.
 
@@ -220,13 +223,14 @@ def report(
     """
     if out is None and len(runs) > 1:
         raise FedsslError("several runs, one report: say where to write it with -o report.html")
-    _write_report(runs, out or runs[0] / "report.html", images)
+    _write_report(runs, out or runs[0] / "report.html", images, allow_code or ())
 
 
-def _write_report(runs: list[Path], out: Path, images: int = 10_000) -> None:
+def _write_report(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequence[str] = ()) -> None:
     from fedssl.report import write_report
 
-    left_out = write_report(runs, out, images=images, say=lambda text: typer.echo(text, err=True))
+    say = partial(typer.echo, err=True)
+    left_out = write_report(runs, out, images=images, say=say, allow_code=allow_code)
     for line in left_out:
         typer.secho(f"left out: {line}", fg="yellow")
     typer.echo(f"report: {out}")

@@ -48,13 +48,13 @@ def server(
     """
     from fedssl.deployment.certificates import ServerCertificate, public_keys
     from fedssl.deployment.server import Deployment, serve
-    from fedssl.presets import load_config, parse_override
+    from fedssl.presets import parse_override, typed_config
     from fedssl.reports.tables import print_summary
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     if clients:
         overrides["flower.clients"] = [name.strip() for name in clients.split(",")]
-    config = load_config(preset, overrides | {"engine": "flower"})
+    config = typed_config(preset, overrides | {"engine": "flower"})
     certificate = None
     if not insecure:
         names = ("ca.pem", "server.pem", "server.key")
@@ -86,9 +86,11 @@ def client(
     ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
     key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
-    allow_network: Annotated[
-        str, typer.Option(metavar="MODULE:FACTORY", help="a network of your own that the server may ask for")
-    ] = "",
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="a package whose networks the server may ask for; may be repeated"),
+    ] = None,
+    allow_network: Annotated[str, typer.Option(hidden=True)] = "",
     wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
     insecure_anywhere: Annotated[
@@ -115,6 +117,8 @@ def client(
         TypeAdapter(ClientName).validate_python(name)
     except ValidationError:
         raise FedsslError(f"--name: {name!r} is no name: letters, digits, . _ - and no dot first") from None
+    if allow_network:
+        typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
     site = Site(
         name,
         server,
@@ -123,7 +127,7 @@ def client(
         None if insecure else ca.absolute(),
         None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
         device,
-        allow_network,
+        (*(allow_code or ()), *filter(None, [allow_network])),
         insecure_anywhere,
     )
     with _stopping("stopped"):

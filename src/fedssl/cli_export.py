@@ -11,6 +11,10 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 Encoder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or an export with safetensors")]
 Client = Annotated[str | None, typer.Option(help="this client's own encoder, by number or name  [default: the global]")]
 Network = Annotated[str | None, typer.Option(help="online or target; a target is known of clients only")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option("--allow-code", metavar="PACKAGE", help="a package whose networks it may use; may be repeated"),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda …")]
 MOST_LISTED = 20  # refused images on the screen; the file beside the result names all
 
@@ -24,6 +28,7 @@ def export(
     ] = "safetensors",
     client: Client = None,
     network: Network = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Write a run's encoder as files that need no fedssl, with a config.json and a model card.
 
@@ -38,7 +43,7 @@ def export(
     from fedssl.evaluate.request import parse_names
     from fedssl.export import export_encoder
 
-    made = export_encoder(folder, out, parse_names(to), client, _network(network))
+    made = export_encoder(folder, out, parse_names(to), client, _network(network), allow_code or ())
     for name, difference in made.differences.items():
         typer.echo(f"{name}: checked, the largest difference from PyTorch is {difference:.1g}")
     typer.echo(f"{made.whose} encoder: {made.folder} ({', '.join(made.files)})")
@@ -53,6 +58,7 @@ def embed(
     network: Network = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="images at a time  [default: by their size]")] = None,
     device: Device = "auto",
+    allow_code: AllowCode = None,
 ) -> None:
     """Features of images, with their names, in the order of the arguments and of the names below a folder.
 
@@ -68,7 +74,7 @@ def embed(
     from fedssl.reports.progress import make_view
 
     writer_for(out)
-    encoder, model = _encoder(run, client, network, device)
+    encoder, model = _encoder(run, client, network, device, allow_code)
     with make_view() as view:
         reader = ImageReader(images, encoder.decoding, view.preparing)
         made = write_features(model, reader, out, encoder.about, batch_size)
@@ -86,6 +92,7 @@ def neighbours(
     client: Client = None,
     network: Network = None,
     device: Device = "auto",
+    allow_code: AllowCode = None,
 ) -> None:
     """The images most like some images, as one HTML page that needs no network.
 
@@ -96,7 +103,7 @@ def neighbours(
     from fedssl.neighbours import find_neighbours, write_page
     from fedssl.reports.progress import make_view
 
-    encoder, _ = _encoder(run, client, network, device)
+    encoder, _ = _encoder(run, client, network, device, allow_code)
     with make_view() as view:
         found = find_neighbours(encoder, images, place, count, view.preparing)
     write_page(found, encoder, out)
@@ -124,6 +131,7 @@ def finetune(
     client: Client = None,
     network: Network = None,
     device: Device = "auto",
+    allow_code: AllowCode = None,
 ) -> None:
     """A classifier from a run's encoder and a few labelled images, with its accuracy on images it has not seen.
 
@@ -154,7 +162,7 @@ def finetune(
         formats=parse_names(to),
     )
     with make_view() as view:
-        made = fine_tune(run, request, out, view.preparing, view.preparing)
+        made = fine_tune(run, request, out, view.preparing, view.preparing, allow_code or ())
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
     if made.score:
@@ -173,6 +181,7 @@ def classify(
     classifier: Annotated[Path, typer.Argument(metavar="DIR", help="what `fedssl finetune` wrote")],
     images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files and folders")],
     device: Device = "auto",
+    allow_code: AllowCode = None,
 ) -> None:
     """Name the class of each image: lines of CSV with file, class and probability; bad images are named on stderr.
 
@@ -188,7 +197,7 @@ def classify(
     from fedssl.embedding import ImageReader
     from fedssl.embedding import embed as embed_images
 
-    model = load_classifier(classifier).to(choose_device(device))
+    model = load_classifier(classifier, allow_code or ()).to(choose_device(device))
     reader, table = ImageReader(images, model.decoding), csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(("file", "class", "probability"))
     for batch in embed_images(model, reader):
@@ -198,12 +207,14 @@ def classify(
     _list_refused(reader.refused, None)
 
 
-def _encoder(run: Path, client: str | None, network: str | None, device: str) -> tuple[Any, Any]:
+def _encoder(
+    run: Path, client: str | None, network: str | None, device: str, allow_code: list[str] | None
+) -> tuple[Any, Any]:
     """The encoder and its backbone on the device."""
     from fedssl.build import choose_device
     from fedssl.encoders import open_encoder
 
-    encoder = open_encoder(run, client, _network(network))
+    encoder = open_encoder(run, client, _network(network), allow_code or ())
     return encoder, encoder.model.backbone.to(choose_device(device))
 
 

@@ -19,6 +19,7 @@ from fedssl.errors import FedsslError
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.rounds import Engine
+from fedssl.networks.backbones import AllowCode
 
 if TYPE_CHECKING:
     from fedssl.engines.flower_client import Side
@@ -40,7 +41,7 @@ def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
 
 def for_workers(config: Config, folder: Path) -> ClientSide:
     """What a worker process calls with its number to have a client's side of its own."""
-    return partial(_in_worker, config.as_raw(), folder)
+    return partial(_in_worker, config.as_raw(), config.allow_code, folder)
 
 
 def need_flower(field: str) -> None:
@@ -60,25 +61,32 @@ def simulated(
 
     asked, limit = config.flower, config.failures.client_timeout
     resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
-    side = partial(_simulated_side, json.dumps(config.as_raw()), states.absolute(), limit)
+    side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
     return Simulation(clients, side, folder, {}, resources, waiting, limit)
 
 
 @cache
-def _in_actor(raw: str, states: Path) -> tuple[Client, ClientStore]:
+def _in_actor(raw: str, allow_code: tuple[str, ...], states: Path) -> tuple[Client, ClientStore]:
     """Made once in each actor, however many tasks it gets."""
-    return _in_worker(json.loads(raw), states, 0)
+    return _in_worker(json.loads(raw), allow_code, states, 0)
 
 
-def _simulated_side(raw: str, states: Path, limit: float | None, node: Raw, about: Raw) -> "Side":  # noqa: ARG001
+def _simulated_side(
+    raw: str,
+    allow_code: tuple[str, ...],
+    states: Path,
+    limit: float | None,
+    node: Raw,  # noqa: ARG001
+    about: Raw,  # noqa: ARG001
+) -> "Side":
     from fedssl.engines.flower_client import Side
 
-    return Side(*_in_actor(raw, states), states.parent / "failures-at-clients.jsonl", limit)
+    return Side(*_in_actor(raw, allow_code, states), states.parent / "failures-at-clients.jsonl", limit)
 
 
-def _in_worker(raw: Raw, folder: Path, number: int) -> tuple[Client, ClientStore]:
+def _in_worker(raw: Raw, allow_code: AllowCode, folder: Path, number: int) -> tuple[Client, ClientStore]:
     raw = raw | {"device": _device_of_worker(raw["device"], number)}
-    config = resolve(raw)
+    config = resolve(raw, allow_code)
     torch.set_num_threads(max(config.run.threads, 1))
     parts = build(config)
     return parts.client, client_store(config, parts, folder)

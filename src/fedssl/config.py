@@ -3,7 +3,7 @@
 import copy
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.federation.privacy import PRIVACY
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
-from fedssl.networks.backbones import BACKBONES, find_backbone
+from fedssl.networks.backbones import BACKBONES, AllowCode, in_list, package_of
 from fedssl.settings import ClientName, Count, NonNegative, Positive, Setting, settings_of
 
 Raw = dict[str, Any]
@@ -145,6 +145,8 @@ class Config:
     evaluation: Evaluation
     failures: Failures
     flower: Flower
+    # Code that may be imported to build the network: what a person typed or allowed; no setting, no file gives it.
+    allow_code: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def uploads(self) -> Uploads:
@@ -231,8 +233,8 @@ def _choice_settings(table: str, name: str) -> dict[str, Setting]:
     return settings_of(CHOICES[table][name]) | common
 
 
-def resolve(raw: Raw) -> Config:
-    """Checks every table and fills in every default."""
+def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
+    """Checks every table and fills in every default; imports nothing."""
     raw = copy.deepcopy(raw)
     raw.pop("description", None)
     top = {key: raw.pop(key) for key in list(raw) if key not in TABLES}
@@ -248,7 +250,13 @@ def resolve(raw: Raw) -> Config:
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     models["network"] = _complete(models["network"])
-    config = Config(run=_validated("", Run, top), local_training=LocalTraining(**training), **chosen, **models)  # type: ignore[arg-type]
+    config = Config(
+        run=_validated("", Run, top),
+        local_training=LocalTraining(**training),
+        allow_code=in_list(allow_code),
+        **chosen,  # type: ignore[arg-type]
+        **models,  # type: ignore[arg-type]
+    )
     _check_together(config)
     return config
 
@@ -332,8 +340,7 @@ def nearest(word: str, known: list[str]) -> str:
 def _complete(network: BaseModel) -> Network:
     """The network with every setting of its backbone, so that one left out is the same as one with its default."""
     assert isinstance(network, Network)
-    if network.name not in BACKBONES:
-        find_backbone(network.name)  # the user's own: importable, its settings are its own business
+    if package_of(network.name):  # the user's own: its settings are its own business
         return network
     settings = _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
     return network.model_copy(update=settings)

@@ -11,6 +11,7 @@ from fedssl.errors import FedsslError
 from fedssl.evaluation.features import with_reestimated_batchnorm
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.finished_run import FinishedRun
+from fedssl.networks.backbones import AllowCode, package_of
 from fedssl.networks.weight_files import WeightFile, load_backbone
 from fedssl.reports.encoder_file import FeatureExtractor, load_encoder_file
 
@@ -33,26 +34,33 @@ class TrainedEncoder:
         return str(self.about["encoder"])
 
 
-def load_encoder(run: str | Path, client: Client = None, network: Network | None = None) -> FeatureExtractor:
-    """The encoder of a run folder, or of a file or folder that `fedssl export` wrote, in evaluation mode."""
-    return open_encoder(run, client, network).model
+def load_encoder(
+    run: str | Path, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
+) -> FeatureExtractor:
+    """The encoder of a run folder, or of a file or folder that `fedssl export` wrote, in evaluation mode.
+
+    A network that is not fedssl's own is imported only from packages that `allow_code` names, such as ["mynets"].
+    """
+    return open_encoder(run, client, network, allow_code).model
 
 
-def open_encoder(run: str | Path, client: Client = None, network: Network | None = None) -> TrainedEncoder:
+def open_encoder(
+    run: str | Path, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
+) -> TrainedEncoder:
     """As `load_encoder`, with what is known about the encoder."""
     path = Path(run)
     if (path / "config.toml").exists():
-        return trained_encoder(FinishedRun.open(path), client, network)
+        return trained_encoder(FinishedRun.open(path, allow_code), client, network)
     if client is not None or network is not None:
         raise FedsslError(f"{path}: not a run folder: only a run has encoders of clients to choose from")
-    model, about = load_encoder_file(path)
+    model, about = load_encoder_file(path, allow_code)
     plain = {"image_size": about["image_size"][0], "channels": about["channels"]}
     return TrainedEncoder(model, {"encoder": "exported", **about}, Decoding(**about.get("decoding", plain)))
 
 
 def trained_encoder(run: FinishedRun, client: Client = None, network: Network | None = None) -> TrainedEncoder:
     """W_g, or the client's own W_k or W_k^t as it was after its last accepted round."""
-    model, about = load_encoder_file(run.folder.encoder)
+    model, about = load_encoder_file(run.folder.encoder, run.allow_code)
     if client is None:
         about |= {"encoder": "global", "weights": _check_global(run, network)}
         if run.config.uploads.batchnorm != "average":  # then W_g has no statistics of its own
@@ -130,6 +138,12 @@ def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
         "transparency": "white",
         "white_16_bit": decoding.white,
     }
+
+
+def permission(about: dict[str, Any]) -> str:
+    """What Python code that loads it must add to its arguments: nothing where the network is fedssl's own."""
+    package = package_of(about["network"]["name"])
+    return f', allow_code=["{package}"]' if package else ""
 
 
 def example_input(about: dict[str, Any], count: int = 2) -> torch.Tensor:

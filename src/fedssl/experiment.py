@@ -11,7 +11,7 @@ import torch
 from fedssl.build import Parts, pinned
 from fedssl.config import Config
 from fedssl.federation.checkpoint import Checkpoint
-from fedssl.presets import load_config
+from fedssl.presets import typed_config
 from fedssl.reports.environment import describe_environment
 from fedssl.reports.loggers import Guarded, Logger
 from fedssl.reports.progress import QuietView, View
@@ -128,4 +128,4 @@ class _Course:
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """load("cifar10-noniid+fedu", {"rounds": 50}): an experiment from a preset or TOML file with settings on top."""
-    return Experiment(load_config(name, overrides))
+    return Experiment(typed_config(name, overrides))

@@ -16,7 +16,7 @@ from fedssl.config import choice
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.datasets import DATASETS
 from fedssl.data.fetch import Progress, silent
-from fedssl.encoders import Client, Network, TrainedEncoder, open_encoder
+from fedssl.encoders import Client, Network, TrainedEncoder, open_encoder, permission
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import Watch, compute_features, unwatched
 from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new_head
@@ -24,6 +24,7 @@ from fedssl.evaluation.score import Score
 from fedssl.evaluation.training import Fitting, fit
 from fedssl.export.programs import write_onnx
 from fedssl.files import new_folder
+from fedssl.networks.backbones import AllowCode
 from fedssl.reports.data_pictures import confusion_picture
 
 MOST_CLASSES = 200  # that a picture of the confusion matrix can show
@@ -73,10 +74,15 @@ class FineTuned:
 
 
 def fine_tune(
-    run: str | Path, request: Request, out: str | Path, progress: Progress = silent, watch: Watch = unwatched
+    run: str | Path,
+    request: Request,
+    out: str | Path,
+    progress: Progress = silent,
+    watch: Watch = unwatched,
+    allow_code: AllowCode = (),
 ) -> FineTuned:
     """Trains a classifier on the encoder of a run and writes it with its results into a new folder."""
-    encoder = open_encoder(run, request.client, request.network)
+    encoder = open_encoder(run, request.client, request.network, allow_code)
     dataset = _labelled(encoder, request, progress)
     with new_folder(Path(out)) as folder:
         model = _trained(encoder, dataset, request, watch)
@@ -193,7 +199,7 @@ Input: {shape}, float32 from 0 to 1 ({facts["scale"]}), brought to size by the {
 ```python
 import fedssl
 
-classifier = fedssl.load_classifier("{FILE}")  # or the folder
+classifier = fedssl.load_classifier("{FILE}"{permission(classifier.about)})  # or the folder
 names = classifier.predict(images)  # uint8, or floats from 0 to 1
 ```
 {onnx}"""

@@ -16,10 +16,11 @@ from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import ClientWeights
+from fedssl.networks.backbones import AllowCode, check_code
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
 from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import read_json
+from fedssl.reports.run_record import read_config, read_json
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,23 @@ class FinishedRun:
     """Reads lazily: listing a hundred runs touches no image and no weight."""
 
     folder: RunFolder
+    allow_code: AllowCode = ()
 
     @classmethod
-    def open(cls, path: str | Path) -> "FinishedRun":
+    def open(cls, path: str | Path, allow_code: AllowCode = ()) -> "FinishedRun":
+        """Refuses at once a run whose network is code that was not allowed."""
         folder = RunFolder(Path(path))
         for needed in ("config.toml", "summary.json"):
             if not (folder.path / needed).exists():
                 raise FedsslError(f"{folder.path}: not a run folder ({needed} is missing)")
-        return cls(folder)
+        network = read_config(folder.path).get("network", {})
+        if isinstance(network, dict) and "name" in network:  # what is no table is refused when it is read
+            check_code(network["name"], allow_code, f"{folder.path / 'config.toml'}: network.name")
+        return cls(folder, allow_code)
 
     @cached_property
     def config(self) -> Config:
-        return load_config(str(self.folder.path / "config.toml"))
+        return load_config(str(self.folder.path / "config.toml"), allow_code=self.allow_code)
 
     @cached_property
     def summary(self) -> dict[str, Any]:

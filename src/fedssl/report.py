@@ -9,6 +9,7 @@ from fedssl import __version__
 from fedssl.errors import FedsslError
 from fedssl.files import write_atomically
 from fedssl.finished_run import FinishedRun
+from fedssl.networks.backbones import AllowCode
 from fedssl.reports import run_figures, words
 from fedssl.reports.compare import (
     differing_settings,
@@ -29,11 +30,17 @@ LeftOut = list[tuple[str, str]]
 
 
 def write_report(
-    runs: Sequence[str | Path], out: str | Path, *, images: int = 10_000, say: Say | None = None
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    images: int = 10_000,
+    say: Say | None = None,
+    allow_code: AllowCode = (),
 ) -> list[str]:
     """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
 
-    `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out.
+    `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out, and with
+    them all that would need the code of a network.
     """
     records = [RunRecord.read(path) for path in runs]
     out = Path(out)
@@ -41,7 +48,11 @@ def write_report(
         raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
     if out.is_dir():
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
-    pages = [_run_page(record, f"run{number}", images, say or _silent) for number, record in enumerate(records, 1)]
+    opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
+    pages = [
+        _run_page(record, run, f"run{number}", images, say or _silent)
+        for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
+    ]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
     write_atomically(out, html)
     several = len(pages) > 1
@@ -54,10 +65,10 @@ def _silent(text: str) -> None:
     """Progress that nobody watches."""
 
 
-def _run_page(record: RunRecord, prefix: str, images: int, say: Say) -> RunPage:
+def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say) -> RunPage:
     left_out: LeftOut = []
     cost = run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
-    looked = _RunLooks(record, prefix, images, left_out, say)
+    looked = _RunLooks(record.name, run, prefix, images, left_out, say)
     sections = [
         Section(f"{prefix}-learning", "Did it learn?", "", _made(run_figures.LEARNING, record, prefix, left_out)),
         looked.encoder_section(),
@@ -86,16 +97,18 @@ def _run_page(record: RunRecord, prefix: str, images: int, say: Say) -> RunPage:
 class _RunLooks:
     """The figures of one run that need its images; without images or encoder they are left out, with the reason."""
 
-    def __init__(self, record: RunRecord, prefix: str, images: int, left_out: LeftOut, say: Say) -> None:
+    def __init__(
+        self, name: str, run: FinishedRun | None, prefix: str, images: int, left_out: LeftOut, say: Say
+    ) -> None:
         self.prefix, self.left_out = prefix, left_out
         self.num_classes: int | None = None
         self.looks: RunImages | None = None
-        if not images:
+        if run is None:
             self.reason = "asked for with --images 0"
             return
-        say(f"{record.name}: looking at images and features")
+        say(f"{name}: looking at images and features")
         try:
-            self.looks = RunImages.of(FinishedRun.open(record.path), images)
+            self.looks = RunImages.of(run, images)
             self.num_classes = self.looks.num_classes
         except FedsslError as error:
             self.reason = str(error)

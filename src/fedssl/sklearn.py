@@ -12,6 +12,7 @@ from fedssl.embedding import ImageReader, embed, in_short
 from fedssl.encoders import Network, open_encoder
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import compute_features
+from fedssl.networks.backbones import AllowCode
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
@@ -26,7 +27,8 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
     """Features of images: uint8 arrays N x H x W x C, N x C x H x W or N x H x W, or a list of image files.
 
     `run` is a run folder, or what `fedssl export --to safetensors` wrote. Images of another size than the encoder's are
-    brought to it as files are. Nothing is learnt from images: `fit` loads the encoder.
+    brought to it as files are. Nothing is learnt from images: `fit` loads the encoder. `allow_code` names the packages
+    that the run's own network may be imported from.
     """
 
     def __init__(
@@ -37,16 +39,18 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
         network: Network | None = None,
         batch_size: int | None = None,
         device: str = "auto",
+        allow_code: AllowCode = (),
     ) -> None:
         self.run = run
         self.client = client
         self.network = network
         self.batch_size = batch_size
         self.device = device
+        self.allow_code = allow_code
 
     def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: ARG002, N803 - scikit-learn's names
         """Loads the encoder; X and y are not looked at."""
-        encoder = open_encoder(self.run, self.client, self.network)
+        encoder = open_encoder(self.run, self.client, self.network, self.allow_code)
         self.decoding_, self.backbone_ = encoder.decoding, encoder.model.backbone
         self.n_features_out_ = encoder.model.feature_size
         return self

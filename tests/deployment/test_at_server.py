@@ -184,6 +184,17 @@ def site(tmp_path, **changes):
     return Site(**{"name": "north", "server": "127.0.0.1:9", "state": tmp_path / "state"} | changes)
 
 
+def test_a_node_is_told_what_its_operator_allows(tmp_path):
+    assert 'allow-code="mynets,others:small"' in site(tmp_path, allow_code=("mynets", "others:small")).command()[-1]
+    assert "allow-code" not in site(tmp_path).command()[-1]
+
+
+def test_the_old_option_for_a_network_still_works_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "client --name a --server 127.0.0.1:9 --insecure --wait 1 --data gone --allow-network mynets:small"
+    assert "say --allow-code PACKAGE" in CliRunner().invoke(app, line.split()).output
+
+
 def test_a_client_gives_up_after_its_wait_and_says_why(tmp_path):
     said = []
     with pytest.raises(RoundError, match=r"waiting for the server .*: Connection refused: given up after"):

@@ -61,14 +61,29 @@ def test_swapped_state_folders_are_refused(tmp_path):
 
 def test_a_server_names_no_code_and_no_path_here():
     settings = about()["settings"]
-    with pytest.raises(FedsslError, match=r"network\.name: the server asks for 'os:system'"):
+    with pytest.raises(FedsslError, match=r"network\.name of the server: it names code of package 'os' \(os:system\)"):
         checked_settings(settings | {"network": {"name": "os:system"}})
     with pytest.raises(FedsslError, match=r"data\.name: 'folder' would have the server choose"):
         checked_settings(settings | {"data": {"name": "folder", "path": "/etc"}})
     with pytest.raises(FedsslError, match="rounds"):
         checked_settings(settings | {"rounds": -1})
     own = {**settings, "network": settings["network"] | {"name": "fedssl.networks.backbones:convnet"}}
-    assert checked_settings(own, "fedssl.networks.backbones:convnet").network.name == own["network"]["name"]
+    with pytest.raises(FedsslError, match="if you trust it, say --allow-code fedssl"):
+        checked_settings(own)
+    for allowed in ("fedssl", "fedssl.networks.backbones:convnet"):
+        assert checked_settings(own, [allowed]).network.name == own["network"]["name"]
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_a_client_trains_a_network_that_it_allows(tmp_path, device):
+    write_images(tmp_path / "images", 0, 24)
+    settings = about()["settings"]
+    network = {key: settings["network"][key] for key in ("head_hidden", "head_out")} | {"name": "own_networks:Small"}
+    task = about(settings=settings | {"network": network})
+    with pytest.raises(FedsslError, match="say --allow-code own_networks"):
+        open_side(node_config(tmp_path, device=device), task)
+    side = open_side(node_config(tmp_path, device=device, **{"allow-code": "other,own_networks"}), task)
+    assert train(side).num_examples == 24
 
 
 def test_a_file_that_the_server_started_from_is_not_looked_for_here(tmp_path):

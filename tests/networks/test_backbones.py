@@ -108,10 +108,15 @@ def user_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_nets", module)
 
 
+def typed(name):
+    """As of settings that name it."""
+    return find_backbone(name, [name])
+
+
 def test_users_module_by_import_path(user_module):
-    backbone = find_backbone("my_nets:plain")(3)
+    backbone = typed("my_nets:plain")(3)
     assert feature_size(backbone, 3, (32, 32)) == 7
-    assert feature_size(find_backbone("my_nets:tiny")(3, depth=5), 3, (8, 8)) == 5
+    assert feature_size(typed("my_nets:tiny")(3, depth=5), 3, (8, 8)) == 5
 
 
 @pytest.mark.parametrize(
@@ -125,18 +130,18 @@ def test_users_module_by_import_path(user_module):
 )
 def test_a_network_that_cannot_be_found_is_named(user_module, name, message):
     with pytest.raises(FedsslError, match=message):
-        find_backbone(name)
+        typed(name)
 
 
 def test_unusable_user_modules_are_explained(user_module):
     with pytest.raises(FedsslError, match=r"not a torch\.nn\.Module"):
-        find_backbone("my_nets:not_a_module")(3)
+        typed("my_nets:not_a_module")(3)
     with pytest.raises(FedsslError, match="does not accept these settings"):
-        find_backbone("my_nets:plain")(3, depth=3)
+        typed("my_nets:plain")(3, depth=3)
     with pytest.raises(FedsslError, match="one vector an image"):
-        feature_size(find_backbone("my_nets:maps")(3), 3, (32, 32))
+        feature_size(typed("my_nets:maps")(3), 3, (32, 32))
     with pytest.raises(FedsslError, match="fails on images of 1x32x32"):
-        feature_size(find_backbone("my_nets:plain")(3), 1, (32, 32))
+        feature_size(typed("my_nets:plain")(3), 1, (32, 32))
 
 
 def test_feature_size_leaves_the_backbone_as_it_was():

@@ -34,7 +34,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Engine
 from fedssl.files import write_atomically
-from fedssl.presets import load_config
+from fedssl.presets import typed_config
 from fedssl.reports.progress import PlainView, View
 from fedssl.reports.run_folder import FLOWER, RunFolder
 from fedssl.reports.run_record import read_json
@@ -135,7 +135,7 @@ def run_at_server(grid: Grid, settings: Raw) -> None:
     if not (folder / FLOWER / DEPLOYMENT).is_file():
         raise FedsslError(f"folder: {str(folder)!r} holds no deployment: `fedssl server` makes one")
     about: dict[str, Any] = read_json(folder / FLOWER / DEPLOYMENT)
-    config = load_config(str(folder / FLOWER / SETTINGS))
+    config = typed_config(str(folder / FLOWER / SETTINGS))  # `fedssl server` wrote down there what was typed
     write_atomically(folder / FLOWER / APP_PID, str(os.getpid()))
     try:
         surroundings = AtSites(grid, about["run"], about["keys"])

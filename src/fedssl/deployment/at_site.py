@@ -22,7 +22,7 @@ from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import ClientError
 from fedssl.files import write_atomically
-from fedssl.networks.backbones import BACKBONES
+from fedssl.networks.backbones import AllowCode, check_code
 from fedssl.reports.run_record import read_json
 
 OWN, SHARED = "sites", ("cifar10", "cifar100", "synthetic")
@@ -43,14 +43,15 @@ def open_side(node: Raw, about: Raw) -> Side:
     if about.get("name") != name:
         raise ClientError("refused", f"a task for {about.get('name')!r} came to {name!r}")
     claim_state(state, name)
-    config = checked_settings(about["settings"], str(node.get("allow-network", "")))
+    allow_code = tuple(filter(None, str(node.get("allow-code", "")).split(",")))
+    config = checked_settings(about["settings"], allow_code)
     if device := str(node.get("device", "")):
-        config = resolve(config.as_raw() | {"device": device})
+        config = resolve(config.as_raw() | {"device": device}, allow_code)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     folder = state / "runs" / _run_name(about.get("run"))
     folder.mkdir(parents=True, exist_ok=True)
-    client, store = _made(json.dumps(config.as_raw()), str(node.get("data", "")), folder)
+    client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
     return Side(client, store, state / LOG, config.failures.client_timeout)
 
 
@@ -65,18 +66,14 @@ def claim_state(state: Path, name: str) -> None:
         raise FedsslError(f"{state}: holds the state of {held_by!r}, not of {name!r}: give each client its own --state")
 
 
-def checked_settings(raw: Raw, allowed_network: str = "") -> Config:
+def checked_settings(raw: Raw, allow_code: AllowCode = ()) -> Config:
     """Settings as they came from the server, checked like any, and refused where they reach into this machine."""
-    network = raw.get("network", {}).get("name", "")
-    if network not in BACKBONES and network != allowed_network:
-        raise FedsslError(
-            f"network.name: the server asks for {network!r}, which is not fedssl's own: allow it with --allow-network"
-        )
+    check_code(raw.get("network", {}).get("name"), allow_code, "network.name of the server")
     source = raw.get("data", {}).get("name")
     if source not in (OWN, *SHARED):
         raise FedsslError(f"data.name: {source!r} would have the server choose what is read here: use {OWN!r}")
     # What the server started from is a file of the server's; a client gets those weights with its first task.
-    return resolve(raw | {"init": {}})
+    return resolve(raw | {"init": {}}, allow_code)
 
 
 def _run_name(run: object) -> str:
@@ -87,8 +84,8 @@ def _run_name(run: object) -> str:
 
 
 @cache
-def _made(raw: str, data: str, folder: Path) -> tuple[Client, ClientStore]:
-    config = resolve(json.loads(raw))
+def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
+    config = resolve(json.loads(raw), allow_code)
     if config.data.name == OWN:
         return _with_own_images(config, data, folder)
     if data:

@@ -34,7 +34,7 @@ class Site:
     ca: Path | None = None  # None: no TLS
     key: Path | None = None
     device: str = ""
-    allow_network: str = ""
+    allow_code: tuple[str, ...] = ()
     insecure_anywhere: bool = False
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Site:
             "state": str(self.state.absolute()),
             "data": self.data and str(Path(self.data).absolute()),
             "device": self.device,
-            "allow-network": self.allow_network,
+            "allow-code": ",".join(self.allow_code),
         }
         return {key: value for key, value in given.items() if value}
 

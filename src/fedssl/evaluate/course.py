@@ -23,6 +23,7 @@ from fedssl.evaluation.score import Score
 from fedssl.evaluation.training import Fitting
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.finished_run import FinishedRun
+from fedssl.networks.backbones import AllowCode
 from fedssl.networks.heads import Encoder
 from fedssl.reports.evaluation_view import EvaluationView
 
@@ -39,9 +40,11 @@ class Subject:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def evaluate(path: str | Path, request: Request, view: EvaluationView | None = None) -> list[Result]:
+def evaluate(
+    path: str | Path, request: Request, view: EvaluationView | None = None, allow_code: AllowCode = ()
+) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary."""
-    run = FinishedRun.open(path)
+    run = FinishedRun.open(path, allow_code)
     if run.config.run.threads:
         torch.set_num_threads(run.config.run.threads)
     evaluation = _Evaluation(run, request, view or EvaluationView())
@@ -53,7 +56,7 @@ def evaluate(path: str | Path, request: Request, view: EvaluationView | None = N
                 results.append(result)
         finally:  # also on Ctrl-C: what was computed is kept
             if results:
-                summary = FinishedRun.open(path).summary
+                summary = FinishedRun.open(path, allow_code).summary
                 summary["evaluation"] = merged(summary.get("evaluation", []), headline(results))
                 run.folder.write_summary(summary)
     return results

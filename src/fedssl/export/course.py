@@ -13,6 +13,7 @@ from fedssl.export.formats import FORMATS
 from fedssl.export.model_card import model_card
 from fedssl.files import new_folder
 from fedssl.finished_run import FinishedRun
+from fedssl.networks.backbones import AllowCode
 from fedssl.reports.run_record import RunRecord
 
 
@@ -32,9 +33,10 @@ def export_encoder(
     formats: Sequence[str] = ("safetensors",),
     client: Client = None,
     network: Network | None = None,
+    allow_code: AllowCode = (),
 ) -> Exported:
     """Writes the encoder in each format into a new folder; what a format cannot hold is refused before that."""
-    finished = FinishedRun.open(run)
+    finished = FinishedRun.open(run, allow_code)
     chosen = list(dict.fromkeys(formats))
     for name in chosen or [""]:
         if name not in FORMATS:

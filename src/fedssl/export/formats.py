@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fedssl.encoders import TrainedEncoder
+from fedssl.encoders import TrainedEncoder, permission
 from fedssl.export.programs import write_onnx, write_torch_export
 from fedssl.export.resnets import check_resnet, timm_usage, torchvision_usage
 from fedssl.networks.weight_files import ABOUT, standard_names
@@ -59,7 +59,7 @@ def _ours_usage(file: str) -> Callable[[About], str]:
 ```python
 import fedssl
 
-encoder = fedssl.load_encoder("{file}")  # or the folder; a torch.nn.Module in evaluation mode
+encoder = fedssl.load_encoder("{file}"{permission(about)})  # or the folder; a torch.nn.Module in evaluation mode
 features = encoder(images)  # uint8, or floats from 0 to 1; N x {about["feature_size"]}
 ```
 

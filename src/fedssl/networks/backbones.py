@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from fedssl.settings import Count
 Channels = Annotated[int, Ge(1)]
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
 Init = Literal["he", "pytorch"]
+AllowCode = Sequence[str]  # packages ("mynets") whose code may be imported, or a factory by its whole name
 
 
 class _SameLayoutBack(torch.autograd.Function):
@@ -194,23 +195,57 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def find_backbone(name: str) -> Callable[..., nn.Module]:
-    """A registered backbone, or the user's factory for "package.module:factory" (called with its settings alone)."""
+def find_backbone(name: str, allow_code: AllowCode = (), source: str = "network.name") -> Callable[..., nn.Module]:
+    """A registered backbone, or the factory "package.module:factory" if allowed (called with its settings alone)."""
+    check_code(name, allow_code, source)
     if name in BACKBONES:
         return BACKBONES[name]
-    module_name, separator, attribute = name.partition(":")
-    if not separator:
-        known = ", ".join(BACKBONES)
-        raise FedsslError(f"network.name: no network called {name!r}; known: {known}, or 'package.module:factory'")
+    module, _, attribute = name.partition(":")
     try:
-        factory: Any = importlib.import_module(module_name)
+        factory: Any = importlib.import_module(module)
         for part in attribute.split("."):
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
         raise FedsslError(f"network.name: cannot import {name!r}: {error}") from error
     if not callable(factory):
         raise FedsslError(f"network.name: {name!r} is not a function or class that builds a module")
+    if name not in in_list(allow_code):
+        # "mynets:os.system" is within the allowed package by its name only.
+        home = getattr(getattr(factory, "func", factory), "__module__", None)  # of a partial, that of its function
+        check_code(f"{home}:{attribute}", allow_code, source)
     return partial(_build_foreign, factory, name)
+
+
+def check_code(name: Any, allow_code: AllowCode, source: str = "network.name") -> None:
+    """Refuses a network's name that would import what was not allowed; nothing is imported before it is asked.
+
+    The one rule for all that names code: what a person typed allows the code that it names. What a file or a message
+    says allows nothing by itself, only fedssl's own networks and the packages that a person allowed.
+    """
+    package, allowed = package_of(name), in_list(allow_code)
+    module = str(name).partition(":")[0]
+    if not package or name in allowed or any(module == one or module.startswith(f"{one}.") for one in allowed):
+        return
+    raise FedsslError(
+        f"{source}: it names code of package {package!r} ({name}): if you trust it, say --allow-code {package} "
+        f"(Python: allow_code=[{package!r}])"
+    )
+
+
+def package_of(name: Any) -> str:
+    """The package that a network's name would import; "" for fedssl's own networks."""
+    if isinstance(name, str) and name in BACKBONES:
+        return ""
+    module, separator, factory = str(name).partition(":")
+    if not separator or not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
+        known = ", ".join(BACKBONES)
+        raise FedsslError(f"network.name: no network called {name!r}; known: {known}, or 'package.module:factory'")
+    return module.partition(".")[0]
+
+
+def in_list(allow_code: AllowCode) -> tuple[str, ...]:
+    """One package may be given as a plain text: its letters are no packages."""
+    return (allow_code,) if isinstance(allow_code, str) else tuple(allow_code)
 
 
 def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **settings: Any) -> nn.Module:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedssl.files import storing, write_atomically
-from fedssl.paper.plan import Plan, PlannedRun
+from fedssl.paper.plan import Plan, PlannedRun, key_of_folder
 
 LOG = "run.log"
 POLL_SECONDS = 0.5
@@ -115,12 +115,14 @@ class _Job:
 
     def __init__(self, run: PlannedRun, epochs: dict[str, int], slot: int, gpus: int) -> None:
         self.run, self.slot = run, slot
-        self.error: str | None = None
         with storing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
         if not (run.folder / "config.toml").exists():
             write_atomically(run.folder / "config.toml", run.config.as_toml())
-        self.commands = commands_for(run, epochs)
+        # The command below takes the file for what a person typed, which may name code: no other file may be there.
+        known = key_of_folder(run.folder) == run.key
+        self.error = None if known else f"{run.folder / 'config.toml'}: not the settings of this run: move it away"
+        self.commands = commands_for(run, epochs) if known else []
         self.environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else {})
         self.told, self.stopping = 0.0, False
         self.process: subprocess.Popen[bytes] | None = None

@@ -113,7 +113,7 @@ def _small_parts(config: Config) -> Parts:
     raw["data"] = {"name": "synthetic", "train_images": images, "test_images": 10, "image_size": size}
     raw["partition"] = {"name": "iid", "num_clients": 1}
     raw["client_sampling"] = {}
-    return build(resolve(raw))
+    return build(resolve(raw, config.allow_code))
 
 
 def _state_bytes(parts: Parts) -> int:

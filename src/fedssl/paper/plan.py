@@ -130,11 +130,17 @@ def _existing(folder: Path) -> dict[str, Path]:
     """Runs that are there, by what their config means today: a setting that was added since has its default."""
     found = {}
     for path in sorted(folder.glob("*/config.toml")):
-        try:
-            found[run_key(load_config(str(path)))] = path.parent
-        except FedsslError:
-            continue  # made by a version whose settings are no longer understood
+        if key := key_of_folder(path.parent):
+            found[key] = path.parent
     return found
+
+
+def key_of_folder(folder: Path) -> str | None:
+    """None: made by a version whose settings are no longer understood, or not there."""
+    try:
+        return run_key(load_config(str(folder / "config.toml")))
+    except FedsslError:
+        return None
 
 
 def choose_rows(study: Study, texts: Sequence[str]) -> list[Row]:

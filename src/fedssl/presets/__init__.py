@@ -3,12 +3,14 @@
 import copy
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedssl.config import Config, Raw, known_settings, nearest, resolve
 from fedssl.errors import FedsslError
+from fedssl.networks.backbones import AllowCode, find_backbone
 
 
 def preset_names(folder: str = "") -> list[str]:
@@ -35,8 +37,16 @@ def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
     return _merged(raw, _nested(overrides or {}))
 
 
-def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    return resolve(load_raw(name, overrides))
+def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:
+    """Settings with which fedssl's own networks can be built, and those that were allowed."""
+    return resolve(load_raw(name, overrides), allow_code)
+
+
+def typed_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Settings that a person typed, or whose file they named: they allow the network that they name, and no other."""
+    config = load_config(name, overrides)
+    find_backbone(config.network.name, [config.network.name])  # what cannot be imported is said at once
+    return replace(config, allow_code=(config.network.name,))
 
 
 def _load_preset(name: str) -> Raw:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedssl.errors import FedsslError
 from fedssl.files import replacing
-from fedssl.networks.backbones import find_backbone
+from fedssl.networks.backbones import AllowCode, find_backbone
 from fedssl.networks.weight_files import ABOUT, load_backbone, read_weight_file
 from fedssl.weights import Weights
 
@@ -36,7 +36,7 @@ def save_encoder(path: Path, encoder: Weights, about: dict[str, Any]) -> None:
         unfinished.write_bytes(save(encoder.tensors(), {ABOUT: json.dumps(about)}))
 
 
-def load_encoder_file(place: str | Path) -> tuple[FeatureExtractor, dict[str, Any]]:
+def load_encoder_file(place: str | Path, allow_code: AllowCode = ()) -> tuple[FeatureExtractor, dict[str, Any]]:
     """The encoder that fedssl wrote to a file (or into a folder), in evaluation mode, and what it says about it."""
     file = read_weight_file(place)
     try:
@@ -45,6 +45,6 @@ def load_encoder_file(place: str | Path) -> tuple[FeatureExtractor, dict[str, An
         raise FedsslError(
             f"{file.path}: not an encoder written by fedssl: it does not say to which network it belongs"
         ) from None
-    backbone = find_backbone(network.pop("name"))(channels, **network)
+    backbone = find_backbone(network.pop("name"), allow_code, str(file.path))(channels, **network)
     load_backbone(backbone, file)
     return FeatureExtractor(backbone, size).eval(), file.about

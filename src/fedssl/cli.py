@@ -106,6 +106,7 @@ def _train(
     from fedssl.experiment import load
     from fedssl.reports.loggers import make_loggers
     from fedssl.reports.progress import make_view
+    from fedssl.reports.run_record import RunRecord
     from fedssl.reports.stopping import StoppableView, StopRequest
     from fedssl.reports.tables import print_summary
 
@@ -117,7 +118,7 @@ def _train(
             again = f"the same command with --out {folder} goes on"
             typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None
-    print_summary(report.summary, report.folder)
+    print_summary(RunRecord.read(report.folder))
 
 
 def _new_folder(name: str) -> Path:
@@ -239,12 +240,13 @@ def _write_report(runs: list[Path], out: Path, images: int = 10_000, allow_code:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="two or more run folders")],
+    everything: Annotated[bool, typer.Option("--all", help="also what is equal in all runs")] = False,
 ) -> None:
-    """The settings that differ between runs, and their results, as a table."""
+    """The settings and results that differ between runs, as tables."""
     from fedssl.reports.run_record import RunRecord
     from fedssl.reports.tables import print_comparison
 
-    print_comparison([RunRecord.read(path) for path in runs])
+    print_comparison([RunRecord.read(path) for path in runs], everything=everything)
 
 
 @app.command("ls")

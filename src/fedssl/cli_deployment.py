@@ -49,6 +49,7 @@ def server(
     from fedssl.deployment.certificates import ServerCertificate, public_keys
     from fedssl.deployment.server import Deployment, serve
     from fedssl.presets import parse_override, typed_config
+    from fedssl.reports.run_record import RunRecord
     from fedssl.reports.tables import print_summary
 
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
@@ -70,8 +71,8 @@ def server(
         force,
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command goes on"):
-        summary = serve(deployment, _say)
-    print_summary(summary, out)
+        serve(deployment, _say)
+    print_summary(RunRecord.read(out))
 
 
 def client(

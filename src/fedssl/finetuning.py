@@ -177,7 +177,7 @@ def _readme(classifier: Classifier, dataset: Dataset, score: Score | None, reque
     shape = f"N x {facts['channels']} x {facts['height']} x {facts['width']}"
     low, high = (100 * bound for bound in score.interval) if score else (0.0, 0.0)
     measured = (
-        f"{100 * score.accuracy:.1f} % of {score.n:,} test images that it had not seen are named rightly "
+        f"{100 * score.accuracy:.1f} % of {score.n:,} test images that it had not seen are classified correctly "
         f"(95 % interval {low:.1f}–{high:.1f})."
         if score
         else "It was not tested: there were no test images."

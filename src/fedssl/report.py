@@ -12,13 +12,14 @@ from fedssl.finished_run import FinishedRun
 from fedssl.networks.backbones import AllowCode
 from fedssl.reports import run_figures, words
 from fedssl.reports.compare import (
-    differing_settings,
     evaluation_accuracy,
     evaluation_basis,
     evaluation_label,
     flatten,
+    parted,
     results,
     setting_text,
+    settings,
 )
 from fedssl.reports.metrics import COLUMNS, metrics_of
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
@@ -155,11 +156,14 @@ def _collect(
 def _comparison(records: Sequence[RunRecord]) -> Comparison:
     story = "The settings that differ, the results, and the curves on one axis; each run by itself is further down."
     chance = "A difference between two single runs may be chance: repeat them with other seeds before believing it."
+    differing, equal_settings = parted(settings([record.config for record in records]))
+    outcomes, equal_results = parted(results(records))
     return Comparison(
         [story, chance],
         [record.name for record in records],
-        [(row.label, *row.values) for row in differing_settings([record.config for record in records])],
-        [(row.label, *row.values) for row in results(records)],
+        [(row.label, *row.values) for row in differing],
+        [(row.label, *row.values) for row in outcomes],
+        [(row.label, row.values[0]) for row in equal_results + equal_settings],
         run_figures.comparison(records),
     )
 

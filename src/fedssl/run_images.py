@@ -142,7 +142,8 @@ class RunImages:
         if UPDATE_RULES[self.run.config.update_rule.name].shares:
             return self._module(self.run.global_encoder()), "trained, global encoder"
         client, encoder = next(iter(self.run.client_encoders().items()))
-        return self._module(encoder), f"trained, client {client}'s own encoder (nothing is shared)"
+        title = self.run.partition.title(client)
+        return self._module(encoder), f"trained, own encoder of {title} (nothing is shared)"
 
     @property
     def _whose(self) -> str:

@@ -3,15 +3,20 @@
 import statistics
 import time
 from copy import deepcopy
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
+
+import torch
 
 from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
 from fedssl.config import Config
 from fedssl.data.images import Images, fingerprint
 from fedssl.errors import StorageError
+from fedssl.evaluation.monitor import Measured, packed, unpacked
+from fedssl.evaluation.score import SUFFIXES, Best, Gain, paired_interval
 from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
@@ -24,7 +29,9 @@ from fedssl.reports.loggers import Logger
 from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import RunRecord
 from fedssl.reports.totals import Totals, mean
+from fedssl.reports.verdict import MEASURES, verdict
 from fedssl.reports.warnings import RunWarnings
 from fedssl.spending import spent, with_noise_key
 from fedssl.surroundings import Surroundings
@@ -46,11 +53,12 @@ class Running:
         self.config, self.parts, self.folder, self.view, self.logger = config, parts, folder, view, logger
         self.surroundings, self.store = surroundings, surroundings.store(config, parts, folder)
         self.checkpoints = CheckpointStore(folder.checkpoints, config.run.keep_checkpoints)
-        self.warnings = RunWarnings()
+        self.warnings = RunWarnings(parts.partition.title)
         self.encoder = deepcopy(parts.client.method.online_encoder)  # evaluation's own copy, loaded when needed
         self.totals = Totals()
         self.profile = ProfileBook(config.run.profile, folder)
-        self.results: dict[str, Any] = {}  # the full evaluations: initial, final
+        self.results: dict[str, Any] = {}  # the full evaluations: initial, final, and the gain between them
+        self.correct: dict[str, str] = {}  # which test images the encoder got right before training, at its best
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
 
@@ -96,13 +104,19 @@ class Running:
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
         state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
         with self.profile.clock.part("evaluation"):
-            self.results["initial"] = self._evaluate(state, full=True)
+            measured = self._evaluate(state, full=True)
+        self.results["initial"] = measured.values
+        for measure in MEASURES:
+            if best := Best.of(measured.values, measure):
+                self.correct[measure] = packed(measured.correct[_name(measure, best)])
         self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
         self.profile.end_round()
         return state
 
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
-        self.results, self.seconds_before = dict(checkpoint.course["results"]), checkpoint.course["seconds"]
+        course = checkpoint.course
+        self.results, self.seconds_before = dict(course["results"]), course["seconds"]
+        self.correct = course.get("correct", {})  # runs of older versions kept none
         for record in self.folder.cut_back(checkpoint.state.round_number):
             self.totals.add(record)
             self.warnings.check(record)  # said before
@@ -113,21 +127,34 @@ class Running:
     def _after_round(self, outcome: Round) -> None:
         round_number = outcome.state.round_number
         last, every = round_number == self.config.run.rounds, self.config.evaluation.every
-        measured = {}
+        measured = Measured({})
         if last or (every and round_number % every == 0):
             with self.profile.clock.part("evaluation"):
                 measured = self._evaluate(outcome.state, full=last)
         if last:
-            self.results["final"] = measured
+            self.results |= {"final": measured.values, "gain": self._gains(measured)}
         self._record_failures(outcome.failures)
-        self._keep(outcome.state, self._round_record(outcome) | measured)
+        self._keep(outcome.state, self._round_record(outcome) | measured.values)
+
+    def _gains(self, measured: Measured) -> dict[str, Any]:
+        """For each accuracy: image by image, what training changed; both encoders at their best."""
+        gains = {}
+        for measure, before in self.correct.items():
+            baseline, trained = Best.of(self.results["initial"], measure), Best.of(measured.values, measure)
+            if baseline and trained:
+                after = measured.correct[_name(measure, trained)]
+                change = after - unpacked(before, len(after))
+                interval = paired_interval(float(change.sum()), float(change.square().sum()), len(after))
+                gains[measure] = asdict(Gain(baseline, trained, interval, paired=True))
+        return gains
 
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
         self.totals.add(record)
         with self.profile.clock.part("state"):
             self.folder.append_round(record)
-            self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
+            course = {"results": self.results, "correct": self.correct, "seconds": self._seconds()}
+            self.checkpoints.save(Checkpoint(state, course))
         self.logger.log_round(record)
         for warning in self.warnings.check(record):
             self.view.say(f"warning: {warning}")
@@ -137,10 +164,14 @@ class Running:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for failure in failures:
             self.folder.append_failure({**vars(failure), "time": now})
-            self.view.say(f"warning: round {failure.round_number}: {failure}")
+            title = self.parts.partition.title(failure.client_id)
+            self.view.say(f"warning: round {failure.round_number}: {failure.told_of(title)}")
 
     def _close(self, status: str, state: ServerState) -> dict[str, Any]:
         summary = self._summary(status, state)
+        rounds = [] if "final" in summary else self.folder.read_rounds()  # for the newest accuracy
+        found = verdict(RunRecord(self.folder.path, self.config.as_raw(), summary, rounds, {}))
+        summary["verdict"] = found.word if found else None
         save_encoder(self.folder.encoder, self._encoder_weights(state), self._about(state))
         self.folder.write_summary(summary)
         if "privacy" in summary:
@@ -173,7 +204,7 @@ class Running:
             **({"failures": failed} if failed else {}),
         }
 
-    def _evaluate(self, state: ServerState, full: bool) -> dict[str, float]:
+    def _evaluate(self, state: ServerState, full: bool) -> Measured:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""
         if self.parts.server.rule.shares or state.round_number == 0:
             return self._evaluate_one(self._encoder_weights(state), full)
@@ -182,10 +213,13 @@ class Running:
             self._evaluate_one(self.store.load(client, accepted).weights.online, full)
             for client, accepted in sorted(state.accepted_round.items())
         ]
-        means = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
-        return means | {f"{name}_sd": statistics.stdev(one[name] for one in each) for name in means if len(each) > 1}
+        of = {name: [one.values[name] for one in each] for name in each[0].values}
+        means = {name: statistics.fmean(values) for name, values in of.items()}
+        spreads = {f"{name}_sd": statistics.stdev(values) for name, values in of.items() if len(each) > 1}
+        correct = {name: torch.stack([one.correct[name] for one in each]).mean(dim=0) for name in each[0].correct}
+        return Measured(means | spreads, correct)
 
-    def _evaluate_one(self, weights: Weights, full: bool) -> dict[str, float]:
+    def _evaluate_one(self, weights: Weights, full: bool) -> Measured:
         weights.load_into(self.encoder)
         foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
@@ -197,6 +231,7 @@ class Running:
         return self.parts.client.first_weights.online.overlaid(state.global_weights.encoder)
 
     def _summary(self, status: str, state: ServerState) -> dict[str, Any]:
+        labelled = self.parts.dataset.labelled
         return {
             "status": status,
             "rounds": state.round_number,
@@ -215,6 +250,7 @@ class Running:
                 "refused": len(self.parts.dataset.refused),
                 "unused": self.parts.partition.unused,
                 "labelled": len(self.parts.partition.labelled),
+                "test": len(labelled[1]) if labelled else 0,
                 **self._public(),
             },
         }
@@ -272,6 +308,11 @@ class Running:
         scarce = "; THIS IS MORE THAN IS FREE" if needed > free else ""
         states = f"the states of {clients} clients and the checkpoints" if clients else "the checkpoints"
         return f"{states} take up to {size_text(needed)} on disk ({size_text(free)} free){scarce}"
+
+
+def _name(measure: str, best: Best) -> str:
+    """Under which the accuracy of this mode was measured."""
+    return measure + next(suffix for suffix, mode in SUFFIXES.items() if mode == best.batchnorm)
 
 
 def steps_after(done: int, config: Config, parts: Parts) -> int:

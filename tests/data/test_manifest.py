@@ -56,6 +56,38 @@ def test_labels_may_be_left_out_of_account(folder):
     assert rows(manifest(folder, "path,label\na.png,cat\n", labels=False)) == [("a.png", None, None, "train")]
 
 
+@pytest.mark.parametrize("nothing", ["", "  ", "NaN", "nan", "None", "null", "NULL"])
+def test_a_line_without_a_label_among_labelled_ones_is_refused_with_its_number(folder, nothing):
+    (folder / "c.png").write_bytes(b"third")
+    found = manifest(folder, f"path,client,label\na.png,x,cat\nsub/b.png,x,{nothing}\nc.png,y,none\n")
+    assert rows(found) == [("a.png", "x", "cat", "train"), ("c.png", "y", "none", "train")]
+    assert [(one.file, one.client) for one in found.refused] == [("sub/b.png", "x")]
+    assert found.refused[0].reason.startswith("line 3 has no label, but others of its split have")
+    with found.source.opened() as read, read(1) as second:
+        assert second.read() == b"third", "images stay with their lines"
+
+
+def test_a_parquet_null_or_nan_is_no_label_either(folder):
+    table = pa.table({"path": ["a.png", "sub/b.png", "c.png"], "label": [1.0, float("nan"), None]})
+    pq.write_table(table, folder / "images.parquet")
+    found = find_in_manifest(folder / "images.parquet", COLUMNS)
+    assert rows(found) == [("a.png", None, "1.0", "train")]
+    assert [one.reason.split(" has")[0] for one in found.refused] == ["line 2", "line 3"]
+    pq.write_table(pa.table({"path": ["a.png", "c.png"], "label": ["x", " "]}), folder / "images.parquet")
+    assert [one.file for one in find_in_manifest(folder / "images.parquet", COLUMNS).refused] == ["c.png"]
+
+
+def test_a_split_without_any_label_is_unlabelled_and_whole(folder):
+    found = manifest(folder, "path,split,label\na.png,train,\nc.png,train,NaN\nsub/b.png,test,cat\n")
+    assert rows(found) == [
+        ("a.png", None, None, "train"),
+        ("c.png", None, None, "train"),
+        ("sub/b.png", None, "cat", "eval_test"),
+    ]
+    assert found.refused == []
+    assert manifest(folder, "path,label\na.png,cat\nc.png,\n", labels=False).refused == []
+
+
 def test_other_column_names(folder):
     path = folder / "images.csv"
     path.write_text("file,site,kind\na.png,x,cat\n")

@@ -120,23 +120,23 @@ def make_monitor(features="backbone", linear=TWO_EPOCHS):
 def test_monitor_names_and_agrees_with_its_parts():
     torch.manual_seed(0)
     monitor, encoder = make_monitor(), Encoder(convnet(3, width=4), nn.Linear(32, 3))
-    quick, full = monitor.quick(encoder), monitor.full(encoder)
+    quick, full = monitor.quick(encoder).values, monitor.full(encoder).values
     assert set(full) == {f"{n}{s}" for n in ("knn", "linear", "backbone_std") for s in ("", "_reestimated")}
     assert quick["knn"] == full["knn"]
-    assert monitor.quick(encoder, reestimate=True)["knn"] == full["knn_reestimated"]
+    assert monitor.quick(encoder, reestimate=True).values["knn"] == full["knn_reestimated"]
     images = monitor.data.train, monitor.data.test
     train, test = (compute_features(encoder.backbone, part.pixels) for part in images)
     predictions = knn_predictions(train, images[0].labels, test, k=5, temperature=0.1, num_classes=10)
     assert full["knn"] == (predictions == images[1].labels).double().mean().item()
-    assert "linear" not in make_monitor(linear=None).full(encoder)
+    assert "linear" not in make_monitor(linear=None).full(encoder).values
 
 
 def test_monitor_on_projections_uses_the_projector():
     constant = nn.Linear(32, 3)
     nn.init.zeros_(constant.weight)
     encoder = Encoder(convnet(3, width=4), constant)
-    assert make_monitor(features="projection").quick(encoder)["backbone_std"] == pytest.approx(0.0, abs=1e-6)
-    assert make_monitor(features="backbone").quick(encoder)["backbone_std"] > 0.01
+    assert make_monitor(features="projection").quick(encoder).values["backbone_std"] == pytest.approx(0.0, abs=1e-6)
+    assert make_monitor(features="backbone").quick(encoder).values["backbone_std"] > 0.01
 
 
 def test_perfect_features_give_perfect_accuracy():
@@ -152,7 +152,7 @@ def test_perfect_features_give_perfect_accuracy():
             return torch.stack([x.mean((1, 2, 3)).cos(), x.mean((1, 2, 3)).sin()], dim=1)
 
     monitor = Monitor(LabelledData("angles", images, images), KNN(k=1))
-    assert monitor.quick(Encoder(Angle(), nn.Identity()))["knn"] == 1.0
+    assert monitor.quick(Encoder(Angle(), nn.Identity())).values["knn"] == 1.0
 
 
 # --- large images and images without labels ---------------------------------------------------------------------------
@@ -181,8 +181,8 @@ def test_spread_is_that_of_features_of_evenly_spaced_images():
     for kind, module in (("backbone", encoder.backbone), ("projection", encoder)):
         monitor = SpreadMonitor(pixels, kind, most=5)
         assert torch.equal(monitor.looked_at, chosen)
-        measured = monitor.full(encoder)
+        measured = monitor.full(encoder).values
         assert measured["backbone_std"] == feature_std(compute_features(module, chosen))
         fitted = with_reestimated_batchnorm(module, chosen)
         assert measured["backbone_std_reestimated"] == feature_std(compute_features(fitted, chosen))
-        assert monitor.quick(encoder, reestimate=True) == {"backbone_std": measured["backbone_std_reestimated"]}
+        assert monitor.quick(encoder, reestimate=True).values == {"backbone_std": measured["backbone_std_reestimated"]}

@@ -1,8 +1,20 @@
+import math
+
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest, multinomial
 
 from fedssl.evaluation.results import Result, headline, merged
-from fedssl.evaluation.score import Score, mean_and_sd, wilson_interval
+from fedssl.evaluation.score import (
+    Best,
+    Gain,
+    Score,
+    mean_and_sd,
+    paired_interval,
+    unpaired_interval,
+    wilson_interval,
+)
 
 
 def test_wilson_interval_by_hand():
@@ -29,6 +41,55 @@ def test_accuracy_is_over_images_not_the_mean_of_batches():
 def test_mean_and_sd():
     assert mean_and_sd([0.5]) == (0.5, None)
     assert mean_and_sd([0.4, 0.5, 0.6]) == pytest.approx((0.5, 0.1))
+
+
+def test_paired_interval_by_hand():
+    """Of 98 images 15 are won and 5 lost: mean 10/100, variance (20 + 2)/100 - 0.01 = 0.21, sd of the mean 0.045826."""
+    assert paired_interval(15 - 5, 15 + 5, 98, z=1.96) == pytest.approx((0.1 - 0.0898186, 0.1 + 0.0898186), abs=1e-6)
+
+
+def test_paired_interval_is_that_of_the_differences_with_one_image_more_on_either_side():
+    """Also where each difference is a mean over clients, as for those that share nothing."""
+    for differences in ([1, -1, 0, 0, 1, 1], [0.5, -0.25, 0, 1, 0.75], [0, 0, 0]):
+        longer = np.array([*differences, 1, -1])
+        half = 1.96 * longer.std() / math.sqrt(len(longer))
+        total, squares = sum(differences), sum(d * d for d in differences)
+        low, high = paired_interval(total, squares, len(differences), z=1.96)
+        assert (low, high) == pytest.approx((max(longer.mean() - half, -1), min(longer.mean() + half, 1)))
+        assert low < sum(differences) / len(differences) < high
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.1), (0.25, 0.05), (0.02, 0.0), (0.4, 0.3)])
+def test_paired_interval_covers_the_truth_in_95_of_100_draws(shares):
+    """By brute force: the probability of every (won, lost) among 40 images, summed where the interval has the truth."""
+    n, (win, lose) = 40, shares
+    draws = multinomial(n, [win, lose, 1 - win - lose])
+    covered = 0.0
+    for won in range(n + 1):
+        for lost in range(n + 1 - won):
+            low, high = paired_interval(won - lost, won + lost, n)
+            covered += draws.pmf([won, lost, n - won - lost]) * (low <= win - lose <= high)
+    assert 0.93 < covered <= 1.0
+
+
+@pytest.mark.parametrize(("before", "after", "n"), [(40, 55, 100), (0, 3, 20), (390, 400, 400)])
+def test_unpaired_interval_against_wilson_intervals_of_scipy(before, after, n):
+    first, second = (binomtest(k, n).proportion_ci(method="wilson") for k in (before, after))
+    p, q = before / n, after / n
+    low = q - p - math.sqrt((q - second.low) ** 2 + (first.high - p) ** 2)
+    high = q - p + math.sqrt((second.high - q) ** 2 + (p - first.low) ** 2)
+    assert unpaired_interval(Score(before, n), Score(after, n)) == pytest.approx((low, high))
+
+
+def test_best_is_the_better_batchnorm_mode_and_a_gain_is_between_two_of_them():
+    first = Best.of({"knn": 0.2, "knn_reestimated": 0.4}, "knn")
+    last = Best.of({"knn": 0.45, "knn_sd": 0.01, "knn_reestimated": 0.3, "knn_reestimated_sd": 0.5}, "knn")
+    assert (first, last) == (Best(0.4, "reestimated"), Best(0.45, "running", 0.01))
+    assert Best.of({"knn": None, "linear": 0.5}, "knn") is None
+    gain = Gain.unpaired(first, last, 100)
+    assert gain.difference == pytest.approx(0.05)
+    assert gain.interval == unpaired_interval(Score(40, 100), Score(45, 100))
+    assert Gain.unpaired(first, last, None).interval is None
 
 
 def result(correct, encoder="global", seed=0, scope="all", n=10, protocol="linear"):

@@ -6,19 +6,23 @@ from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 from fedssl.errors import FedsslError
 from fedssl.files import size_text
-from fedssl.reports.compare import Row, differing_settings, duration, results
+from fedssl.reports.compare import Row, duration, parted, results, settings
 from fedssl.reports.run_record import RunRecord
 from fedssl.reports.tables import print_comparison
 
 
-def test_only_settings_that_differ_are_listed_and_a_missing_one_is_a_dash():
+def test_settings_that_differ_are_told_from_equal_ones_and_a_missing_one_is_a_dash():
     other = changed(CONFIG, update_rule={"name": "replace"}, seed=1)
-    assert differing_settings([CONFIG, other]) == [
+    differ, equal = parted(settings([CONFIG, other]))
+    assert differ == [
         Row("seed", ("0", "1")),
         Row("update_rule.name", ("fedema", "replace")),
         Row("update_rule.tau", ("0.7", "–")),
     ]
-    assert differing_settings([CONFIG, CONFIG, CONFIG]) == []
+    assert Row("rounds", ("2", "2")) in equal
+    assert len(differ) + len(equal) == len(settings([CONFIG, other]))
+    assert parted(settings([CONFIG, CONFIG, CONFIG]))[0] == []
+    assert parted(settings([CONFIG]))[1] == [], "a run alone has nothing to be folded"
 
 
 def test_results_of_two_runs(tmp_path):
@@ -43,10 +47,13 @@ def test_results_of_two_runs(tmp_path):
     assert {row.label: row.values for row in results(records)} == {
         "status": ("finished", "interrupted"),
         "rounds": ("2", "1"),
-        "kNN, random init": ("25.0 %", "25.0 %"),
-        "kNN, trained": ("37.5 %", "30.0 %"),  # of the interrupted run: the last that was measured
-        "linear probe, random init": ("20.0 %", "20.0 %"),
-        "linear probe, trained": ("40.0 %", "–"),
+        "verdict": ("not known", "not known"),  # nobody noted the number of test images
+        "kNN, before training": ("25.0 % (BatchNorm running)", "25.0 % (BatchNorm running)"),
+        "kNN, trained": ("37.5 % (BatchNorm running)", "30.0 %"),  # interrupted: the last that was measured
+        "kNN, gain": ("+12.5 points", "+5.0 points"),
+        "linear probe, before training": ("20.0 % (BatchNorm running)", "20.0 % (BatchNorm running)"),
+        "linear probe, trained": ("40.0 % (BatchNorm running)", "–"),
+        "linear probe, gain": ("+20.0 points", "–"),
         "mean mu": ("0.500", "–"),
         "share of EMA updates": ("50.0 %", "50.0 %"),
         "last loss": ("1.500", "1.500"),
@@ -61,7 +68,7 @@ def test_spread_over_standalone_clients_is_shown(tmp_path):
     (row,) = [
         r for r in results([RunRecord.read(write_run(tmp_path / "a", summary=summary))]) if "kNN, trained" in r.label
     ]
-    assert row.values == ("40.0 ± 2.0 %",)
+    assert row.values == ("40.0 ± 2.0 % (BatchNorm running)",)
 
 
 def entry(**changes):
@@ -99,14 +106,22 @@ def test_table_on_the_screen(tmp_path):
         RunRecord.read(write_run(tmp_path / "[bold]a")),
         RunRecord.read(write_run(tmp_path / "b", config=changed(CONFIG, update_rule__tau=0.5))),
     ]
-    print_comparison(records, Console(file=screen, width=100))
+    print_comparison(records, console=Console(file=screen, width=100))
     lines = screen.getvalue().splitlines()
     assert any("[bold]a" in line and " b " in line for line in lines), "a folder's name is no markup"
     assert any(line.split() == ["update_rule.tau", "0.7", "0.5"] for line in lines)
-    assert any(line.split() == ["kNN,", "trained", "37.5", "%", "37.5", "%"] for line in lines)
+    assert "12 settings are equal in all runs and not shown: --all shows them." in lines
+    assert "kNN" not in screen.getvalue(), "results that are equal are folded too"
     screen.truncate(0)
-    print_comparison(records[:1] * 2, Console(file=screen, width=100))
+    print_comparison(records, everything=True, console=Console(file=screen, width=100))
+    lines = screen.getvalue().splitlines()
+    assert any(line.split() == ["kNN,", "gain", "+12.5", "points", "+12.5", "points"] for line in lines)
+    assert any(line.split() == ["seed", "0", "0"] for line in lines)
+    assert "not shown" not in screen.getvalue()
+    screen.truncate(0)
+    print_comparison(records[:1] * 2, console=Console(file=screen, width=100))
     assert "The settings are the same in all runs." in screen.getvalue()
+    assert "The results are the same in all runs." in screen.getvalue()
 
 
 @pytest.mark.parametrize(

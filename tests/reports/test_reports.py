@@ -1,4 +1,5 @@
 import io
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -7,6 +8,7 @@ from fedssl.reports import environment
 from fedssl.reports.environment import describe_environment
 from fedssl.reports.progress import LiveView, PlainView, make_view
 from fedssl.reports.warnings import RunWarnings
+from fedssl.settings import client_title
 
 
 def record(number, **clients):
@@ -24,20 +26,20 @@ def record(number, **clients):
 
 
 def test_warns_once_when_mu_has_been_one_for_five_rounds():
-    warnings = RunWarnings()
+    warnings = RunWarnings(partial(client_title, names=[]))
     found = [warnings.check(record(number, mu=1.0)) for number in range(1, 9)]
     assert [len(texts) for texts in found] == [0, 0, 0, 0, 1, 0, 0, 0]
     assert "client 0: mu has been 1 for 5 rounds" in found[4][0]
 
 
 def test_a_round_below_one_starts_the_count_again():
-    warnings = RunWarnings()
+    warnings = RunWarnings(partial(client_title, names=[]))
     mus = [1.0] * 4 + [0.99] + [1.0] * 4
     assert [warnings.check(record(number, mu=mu)) for number, mu in enumerate(mus)] == [[]] * 9
 
 
 def test_warns_of_collapse_with_round_and_client():
-    warnings = RunWarnings()
+    warnings = RunWarnings(partial(client_title, names=[]))
     assert warnings.check(record(1)) == []
     (text,) = warnings.check(record(2, feature_std=0.01))
     assert "client 0" in text

@@ -57,7 +57,10 @@ def test_an_aggregate_that_is_no_average_is_not_called_one(tmp_path):
 
 def test_outcome_with_and_without_numbers(tmp_path):
     *_, outcome = words.story(record(tmp_path), None)
-    assert outcome.endswith("(kNN): 25.0\u00a0% rightly by the untrained network, 37.5\u00a0% after training.")
+    assert outcome.endswith(
+        "(kNN): 25.0\u00a0% correctly by the random encoder in the BatchNorm mode that suits it better, 37.5\u00a0% "
+        "after training."
+    )
     bare = record(tmp_path / "bare", rounds=ROUNDS[:1], summary={"status": "interrupted", "rounds": 0})
     assert words.story(bare, None)[-1] == "No accuracy was recorded."
     assert [tile.label for tile in words.tiles(bare)] == ["Rounds"]

@@ -19,6 +19,7 @@ SPLITS: dict[str, Part] = {
     "eval_test": "eval_test",
     "test": "eval_test",
 }
+UNLABELLED = ("", "nan", "NaN", "None", "null", "NULL")  # what programs write for "no value"; "none" may be a class
 Row = Mapping[str, str]
 
 
@@ -28,7 +29,7 @@ def find_in_manifest(path: Path, columns: Mapping[str, str], *, labels: bool = T
     `columns` gives the names of the columns path, client, split and label.
     """
     root = os.path.realpath(path.parent)
-    samples, real, refused, clients = [], [], [], set[str]()
+    samples, real, lines, refused, clients = list[Sample](), list[str](), list[int](), list[Refusal](), set[str]()
     for line, row in _rows(path, columns["path"]):
         client = _checked_client(row.get(columns["client"], ""), f"{path}, line {line}")
         name, split = row.get(columns["path"], ""), row.get(columns["split"], "")
@@ -42,13 +43,27 @@ def find_in_manifest(path: Path, columns: Mapping[str, str], *, labels: bool = T
             refused.append(Refusal(printable(name) or f"line {line}", reason, client))
             continue
         real.append(place)
+        lines.append(line)
         samples.append(Sample(printable(name), client or None, _label(row, columns, labels), SPLITS[split]))
+    used = _with_labels_like_others(samples, lines, refused)
+    samples, real = [samples[number] for number in used], [real[number] for number in used]
     _check_all_or_none(path, samples)
     return Found(printable(path), samples, Files(real), refused, tuple(sorted(clients, key=by_number)))
 
 
 def _label(row: Row, columns: Mapping[str, str], labels: bool) -> str | None:
-    return (row.get(columns["label"], "") or None) if labels else None
+    label = row.get(columns["label"], "").strip() if labels else ""
+    return None if label in UNLABELLED else label
+
+
+def _with_labels_like_others(samples: list[Sample], lines: list[int], refused: list[Refusal]) -> list[int]:
+    """The numbers of those to use: one without a label, where others of its split have one, would stop evaluation."""
+    labelled = {sample.part for sample in samples if sample.label is not None}
+    missing = [number for number, one in enumerate(samples) if one.label is None and one.part in labelled]
+    for number in missing:
+        reason = f"line {lines[number]} has no label, but others of its split have (data.labels=false: use none)"
+        refused.append(Refusal(samples[number].name, reason, samples[number].client or ""))
+    return sorted(set(range(len(samples))) - set(missing))
 
 
 def _inside(root: str, name: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from fedssl.errors import FedsslError
 from fedssl.files import write_atomically
 from fedssl.seeding import numpy_stream
-from fedssl.settings import Count, Positive
+from fedssl.settings import Count, Positive, client_title
 
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,8 +40,7 @@ class Partition:
     public: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # seen by everybody: at no client
 
     def title(self, client: int) -> str:
-        """`client 2 (north ward)`, or without a name `client 2`."""
-        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+        return client_title(client, self.names)
 
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.clients]

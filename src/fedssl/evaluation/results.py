@@ -14,7 +14,7 @@ KEY = ("encoder", "data", "protocol", "variant", "batchnorm", "test_images")
 
 @dataclass(frozen=True)
 class Result:
-    """One encoder by one protocol with one seed: how many of which test images it named rightly."""
+    """One encoder by one protocol with one seed: how many of which test images it classified correctly."""
 
     encoder: str  # "global", "random", "supervised" or "client 3"
     data: str

@@ -7,6 +7,7 @@ from fedssl.federation.accounting import in_words
 from fedssl.methods import METHODS
 from fedssl.reports.compare import percent
 from fedssl.reports.run_record import RunRecord, Table
+from fedssl.reports.verdict import against_start, best_text
 from fedssl.reports.words import DATA_NAMES, headline, story, warnings
 
 About = dict[str, Any]
@@ -75,9 +76,8 @@ def _settings(record: RunRecord) -> str:
 def _results(record: RunRecord, about: About) -> str:
     rows = []
     for measure, label in (("knn", "kNN, during the run"), ("linear", "linear probe, at the end of the run")):
-        baseline, last = record.baseline(measure), record.last(measure)
-        if last is not None:
-            rows.append((label, percent(last), f"{percent(baseline)} before training, in the better BatchNorm mode"))
+        if gain := record.gain(measure):
+            rows.append((label, best_text(gain.trained), against_start(gain, record)))
     for one in record.evaluation:
         what = f"{one['encoder']}: {one['protocol']} ({one['variant']}), {one['data']}, BatchNorm {one['batchnorm']}"
         if one["test_images"] == "all":

@@ -131,7 +131,11 @@ class Failure:
     trace: str = ""
 
     def __str__(self) -> str:
-        return f"client {self.client_id}: {self.code}" + (f" ({self.detail})" if self.detail else "")
+        return self.told_of(f"client {self.client_id}")
+
+    def told_of(self, client: str) -> str:
+        """In words, with the client's title."""
+        return f"{client}: {self.code}" + (f" ({self.detail})" if self.detail else "")
 
 
 class ClientError(FedsslError):

@@ -1,5 +1,6 @@
 """An experiment with its results as tables, sentences and figures; from here it becomes text, Markdown or HTML."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ class Comparison:
     plan: Plan
     seeds: int
     results: list[Result]
+    rows: Sequence[str] = ()  # as they were asked for; none: all
+    columns: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -32,7 +35,7 @@ class Comparison:
         plan = make_plan([study], scale, out, seeds, rows, columns)
         chosen_rows, chosen_columns = choose_rows(study, rows), choose_columns(study, columns)
         cells = [cell for cell in study.cells() if cell.row in chosen_rows and cell.column in chosen_columns]
-        return cls(study, scale, plan, seeds, results_of(plan, cells, seeds))
+        return cls(study, scale, plan, seeds, results_of(plan, cells, seeds), rows, columns)
 
     @property
     def agreement(self) -> Agreement:
@@ -48,6 +51,14 @@ class Comparison:
                 have = f"{found} of {self.seeds} seeds" if found else "no run"
                 lines.append(f"{result.cell.row.title}, {result.cell.column.label}: {have}")
         return lines
+
+    @property
+    def command(self) -> str:
+        """Makes the missing runs; what is finished is skipped."""
+        chosen = [text for row in self.rows for text in ("--rows", row)]
+        chosen += [text for column in self.columns for text in ("--columns", column)]
+        scale = ["--scale", self.scale.name, "--seeds", str(self.seeds), "--out", str(self.plan.folder.parent)]
+        return shlex.join(["fedssl", "paper", "run", self.study.name, *scale, *chosen])
 
     @property
     def left_out(self) -> list[str]:
@@ -74,6 +85,8 @@ class Comparison:
         lines = [f"{study.number} of the paper ({', '.join(study.labels)}). {study.shows}."]
         seeds = f"{self.seeds} seeds; ± is the sd over seeds" if self.seeds > 1 else "one seed; there is no spread"
         lines.append(f"{complete} of {counted} cells are complete with {seeds}.")
+        if self.missing:
+            lines.append(f"What is missing is made with: {self.command}")
         if self.scale.name != "paper":
             lines.append(
                 f"Scale {self.scale.name} is not the paper's ({self.scale.title}): compare the order of the "

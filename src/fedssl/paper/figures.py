@@ -9,7 +9,7 @@ from fedssl.paper.catalogue import Row
 from fedssl.paper.comparison import METRICS, Comparison
 from fedssl.paper.outcome import Result
 from fedssl.paper.plan import PlannedRun
-from fedssl.reports.metrics import metrics_of
+from fedssl.reports.metrics import best_metric, metrics_of
 from fedssl.reports.page import Figure, Panel
 from fedssl.reports.plots import Key, Series, Swept, curves, heat_map, swept
 from fedssl.reports.run_record import read_rounds
@@ -48,7 +48,7 @@ def _curves(comparison: Comparison, measure: str) -> list[Figure]:
     name = f"{comparison.study.name}-{measure}"
     alt = f"{title} for {', '.join(one.label for one in series.values())}"
     drawing = curves(f"{name}-plot", alt, list(series.values()), y_label, zero=measure != "knn")
-    random = "; round 0 is the random encoder" if measure == "knn" else ""
+    random = "; round 0 is the random encoder in the BatchNorm mode that suits it better" if measure == "knn" else ""
     of = f"Mean over {comparison.seeds} seeds, as far as they are there" if comparison.seeds > 1 else "One seed"
     caption = f"{of}{random}."
     return [Figure.of(name, title, caption, drawing)]
@@ -65,7 +65,8 @@ def _mean_curve(comparison: Comparison, result: Result, measure: str, factor: fl
     at: dict[int, list[float]] = {}
     for run in runs:
         for record in read_rounds(run.folder / "rounds.jsonl"):
-            value = metrics_of(record).get(measure)
+            # The last round stays in the mode of the tables; the first one has no table, and is shown at its best.
+            value = metrics_of(record).get(measure) if record["round"] else best_metric(record, measure)
             if value is not None:
                 at.setdefault(record["round"], []).append(factor * value)
     return {number: statistics.fmean(values) for number, values in sorted(at.items()) if len(values) == len(runs)}

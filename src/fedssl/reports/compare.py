@@ -6,6 +6,7 @@ from typing import Any
 
 from fedssl.files import size_text
 from fedssl.reports.run_record import RunRecord, Table
+from fedssl.reports.verdict import best_text, points, verdict
 
 NOT_SET = "–"
 
@@ -33,24 +34,27 @@ def setting_text(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
-def differing_settings(configs: Sequence[Table]) -> list[Row]:
-    """The settings that are not the same in all configs, in the order in which they are first met."""
+def settings(configs: Sequence[Table]) -> list[Row]:
+    """All settings of these configs, in the order in which they are first met."""
     flat = [flatten(config) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
-    rows = [Row(key, tuple(setting_text(one.get(key)) for one in flat)) for key in keys]
-    return [row for row in rows if len(set(row.values)) > 1]
+    return [Row(key, tuple(setting_text(one.get(key)) for one in flat)) for key in keys]
+
+
+def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """(those that differ between the runs, those that are equal in all); of a single run everything is shown."""
+    differ = [row for row in rows if len(row.values) == 1 or len(set(row.values)) > 1]
+    return differ, [row for row in rows if row not in differ]
 
 
 def results(records: Sequence[RunRecord]) -> list[Row]:
-    """First and last accuracy, mean mu, cost, and what was evaluated later; rows that nobody has are left out."""
+    """Verdict, accuracies and gains, mean mu, cost, and what was evaluated later; what nobody has is left out."""
     columns: list[tuple[str, Callable[[RunRecord], str]]] = [
         ("status", lambda r: r.status),
         ("rounds", lambda r: str(r.summary.get("rounds", len(r.trained)))),
-        ("kNN, random init", lambda r: percent(r.first("knn"))),
-        ("kNN, trained", lambda r: _with_spread(r, "knn")),
-        ("kNN, BatchNorm re-estimated", lambda r: _with_spread(r, "knn_reestimated")),
-        ("linear probe, random init", lambda r: percent(r.first("linear"))),
-        ("linear probe, trained", lambda r: _with_spread(r, "linear")),
+        ("verdict", lambda r: found.word if (found := verdict(r)) else NOT_SET),
+        *_accuracies("knn", "kNN"),
+        *_accuracies("linear", "linear probe"),
         ("mean mu", lambda r: number(r.summary.get("mean_mu"))),
         ("share of EMA updates", lambda r: percent(r.summary.get("ema_share"))),
         ("last loss", lambda r: number(r.summary.get("final_loss"))),
@@ -59,6 +63,24 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
     ]
     rows = [Row(label, tuple(text(record) for record in records)) for label, text in columns]
     return [row for row in rows + _evaluation_rows(records) if set(row.values) != {NOT_SET}]
+
+
+def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord], str]]]:
+    """Before and after training, each in the BatchNorm mode that suits the encoder better, and the gain."""
+
+    def before(record: RunRecord) -> str:
+        best = record.initial_best(measure)
+        return best_text(best) if best else NOT_SET
+
+    def after(record: RunRecord) -> str:
+        best = record.trained_best(measure)
+        return best_text(best) if best else NOT_SET
+
+    def gained(record: RunRecord) -> str:
+        gain = record.gain(measure)
+        return points(gain) if gain else NOT_SET
+
+    return [(f"{label}, before training", before), (f"{label}, trained", after), (f"{label}, gain", gained)]
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:
@@ -91,11 +113,6 @@ def evaluation_basis(entry: Table) -> str:
 
 def _evaluation_text(entry: Table) -> str:
     return f"{evaluation_accuracy(entry)} ({evaluation_basis(entry)})"
-
-
-def _with_spread(record: RunRecord, measure: str) -> str:
-    text, spread = percent(record.last(measure)), record.last(f"{measure}_sd")
-    return text if spread is None else text.replace(" %", f" ± {100 * spread:.1f} %")
 
 
 def percent(share: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedssl.errors import FedsslError
 from fedssl.reports.compare import NOT_SET, duration, percent
 from fedssl.reports.run_record import RunRecord, describe_config, read_config
+from fedssl.reports.verdict import interval, verdict
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Listed:
     what: str
     rounds: str
     status: str
+    verdict: str
     knn: str
     linear: str
     seconds: str
@@ -43,16 +45,17 @@ def _listed(path: Path) -> Listed:
         record = RunRecord.read(path)
     except FedsslError as error:
         reason = str(error).replace(f"{path}: ", "").replace(f"{path}/", "")
-        return Listed(name, "", "", f"broken: {reason}", "", "", "", age)
-    asked = record.config.get("rounds", "?")
+        return Listed(name, "", "", f"broken: {reason}", "", "", "", "", age)
+    asked, found = record.config.get("rounds", "?"), verdict(record)
     done = record.summary.get("rounds", len(record.trained))
     return Listed(
         name,
         record.title,
         f"{done}/{asked}",
         record.status,
-        _first_to_last(record, "knn"),
-        _first_to_last(record, "linear"),
+        found.word if found else NOT_SET,
+        _gained(record, "knn"),
+        _gained(record, "linear"),
         duration(record.summary.get("seconds")),
         age,
     )
@@ -68,14 +71,17 @@ def _unfinished(path: Path, name: str, age: str) -> Listed:
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a killed run may be torn
     status = "running, or killed: the same command goes on"
-    return Listed(
-        name, describe_config(config), f"{done}/{config.get('rounds', '?')}", status, NOT_SET, NOT_SET, NOT_SET, age
-    )
+    rounds_done = f"{done}/{config.get('rounds', '?')}"
+    return Listed(name, describe_config(config), rounds_done, status, NOT_SET, NOT_SET, NOT_SET, NOT_SET, age)
 
 
-def _first_to_last(record: RunRecord, measure: str) -> str:
-    first, last = record.first(measure), record.last(measure)
-    return NOT_SET if first is None and last is None else f"{percent(first)} → {percent(last)}"
+def _gained(record: RunRecord, measure: str) -> str:
+    """From the first encoder to the trained one, each at its best, and the 95 % interval of the gain."""
+    first, gain = record.baseline(measure), record.gain(measure)
+    if gain is None:
+        return NOT_SET if first is None else f"{percent(first)} → {NOT_SET}"
+    between = interval(gain)
+    return f"{percent(first)} → {percent(gain.trained.accuracy)}" + (f" ({between})" if between else "")
 
 
 def _written(path: Path) -> float:

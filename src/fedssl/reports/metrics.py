@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedssl.evaluation.score import Best
 from fedssl.files import append_line
 
 COLUMNS = (
@@ -27,6 +28,12 @@ def metrics_of(record: dict[str, Any]) -> dict[str, float]:
     for name in ("bytes_up", "bytes_down"):
         found[name] = sum(client.get(name, 0) for client in clients)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def best_metric(record: dict[str, Any], name: str) -> float | None:
+    """A number of a round; of an accuracy that was taken in both BatchNorm modes, the better one."""
+    best = Best.of(record, name)
+    return best.accuracy if best else metrics_of(record).get(name)
 
 
 def append_csv(path: Path, record: dict[str, Any]) -> None:

@@ -40,6 +40,11 @@ class Figure:
     legend: tuple[Key, ...] = ()
     wide: bool = False
 
+    @property
+    def longest_word(self) -> int:
+        """Letters of the longest word in the labels of the strips: they get room for it."""
+        return max((len(word) for strip in self.strips for word in strip.label.split()), default=0)
+
     @classmethod
     def of(cls, id: str, title: str, caption: str, drawing: Drawing, *, wide: bool = False) -> "Figure":
         return cls(id, title, caption, (Panel("", drawing.svg),), legend=drawing.legend, wide=wide)
@@ -55,11 +60,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline number."""
+    """A headline number, or a few words."""
 
     label: str
     value: str
     note: str = ""
+    words: bool = False
 
 
 Rows = Sequence[Sequence[str]]
@@ -97,6 +103,7 @@ class Comparison:
     names: list[str]
     differing: Rows
     results: Rows
+    equal: Rows  # in all runs: results, then settings
     curves: Section
 
 

@@ -34,6 +34,7 @@ class Series:
     x: Sequence[float]
     y: Sequence[float | None]
     joined: bool = True  # False: single points, where a line would tell of rounds that nobody measured
+    level: float | None = None  # a dashed line to compare the curve with
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def _lines(axes: Any, series: Sequence[Series]) -> tuple[Key, ...]:
         marker = MARKERS[number % len(MARKERS)] if known.sum() <= 25 else ""
         colour = series_colour(number)
         x = np.asarray(one.x, float)[known]
+        if one.level is not None:
+            axes.axhline(one.level, color=colour, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         if one.joined:
             axes.plot(x, y[known], color=colour, linewidth=1.6, marker=marker, markersize=3.6, markeredgewidth=0)
         else:

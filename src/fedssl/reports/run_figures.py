@@ -2,27 +2,43 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedssl.errors import FedsslError
 from fedssl.methods.collapse import COLLAPSED_BELOW
-from fedssl.reports.metrics import metrics_of
+from fedssl.reports.metrics import best_metric, metrics_of
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
 from fedssl.reports.run_record import RunRecord, Table
+from fedssl.reports.verdict import start
 from fedssl.stopwatch import PARTS, UNKNOWN
 
 
 def accuracy(record: RunRecord, prefix: str) -> Figure:
-    labels = {"knn": "kNN", "linear": "linear probe"}
-    series = [_over_rounds(record, name, label, 100, joined=name == "knn") for name, label in labels.items()]
+    series = [
+        replace(_over_rounds(record, name, label, 100, joined=name == "knn"), level=_in_percent(record.baseline(name)))
+        for name, label in {"knn": "kNN", "linear": "linear probe"}.items()
+    ]
     series = [one for one in series if any(value is not None for value in one.y)]
     if not series:
         raise FedsslError("no accuracy was recorded")
-    first, last = record.first("knn"), record.last("knn")
-    alt = f"kNN accuracy over rounds: {_ends(first, last)}"
-    caption = "Share of test images named rightly, with frozen features; round 0 is the random encoder."
+    first, last = record.baseline("knn"), record.trained_best("knn")
+    alt = f"kNN accuracy over rounds: {_ends(first, last.accuracy if last else None)}"
+    caption = f"Share of test images classified correctly, with frozen features. {_first_and_last(start(record))}"
+    caption = f"{caption} Dashed: the level of round 0."
     drawing = curves(f"{prefix}-accuracy-plot", alt, series, "accuracy in %", zero=False)
     return Figure.of(f"{prefix}-accuracy", "Accuracy over rounds", caption, drawing)
+
+
+def _first_and_last(first: str) -> str:
+    return (
+        f"Round 0 is {first} in the BatchNorm mode that suits it better; so is the last round, those between are in "
+        "the mode that the run watches."
+    )
+
+
+def _in_percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def loss(record: RunRecord, prefix: str) -> Figure:
@@ -112,7 +128,7 @@ def profile(record: RunRecord, prefix: str) -> Figure:
     told = ", ".join(f"{text} {share:.1f} %" for text, share in sorted(shares.items(), key=lambda item: -item[1]))
     workers = max(int(one["workers"]) for one in rounds)
     side_by_side = f" {workers} workers side by side: their time counts 1/{workers}." if workers > 1 else ""
-    caption = f"Of {wall:.1f} s in all: {told}. Round 0 is the evaluation of the random encoder.{side_by_side}"
+    caption = f"Of {wall:.1f} s in all: {told}. Round 0 is the evaluation before training.{side_by_side}"
     drawing = bars(f"{prefix}-profile-plot", told, [one["round"] for one in rounds], stacks, "seconds a round")
     return Figure.of(f"{prefix}-profile", "Where the time went", caption, drawing)
 
@@ -135,7 +151,7 @@ def traffic(record: RunRecord, prefix: str) -> Figure:
 
 
 COMPARED = {
-    "knn": "Share of test images named rightly; round 0 is the random encoder.",
+    "knn": f"Share of test images classified correctly. {_first_and_last('the encoder before training')}",
     "loss": "Losses of different methods cannot be compared.",
     "mu": "The share of its own network that a client keeps when a round starts.",
     "divergence": "The same measure in all runs.",
@@ -182,8 +198,10 @@ def comparison(records: Sequence[RunRecord]) -> Section:
 
 
 def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, joined: bool = True) -> Series:
-    rows = [(one["round"], metrics_of(one).get(name)) for one in record.rounds]
-    return Series(label, [x for x, _ in rows], [None if y is None else factor * y for _, y in rows], joined)
+    """Accuracies are the better of the BatchNorm modes that were taken: of the first and the last round, both."""
+    values = [best_metric(one, name) for one in record.rounds]
+    y = [None if value is None else factor * value for value in values]
+    return Series(label, [one["round"] for one in record.rounds], y, joined)
 
 
 def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
@@ -195,7 +213,7 @@ def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
                 found.setdefault(client["client"], []).append((one["round"], client[name]))
     if not found:
         raise FedsslError(otherwise)
-    return [Series(f"client {k}", [x for x, _ in found[k]], [y for _, y in found[k]]) for k in sorted(found)]
+    return [Series(record.client(k), [x for x, _ in found[k]], [y for _, y in found[k]]) for k in sorted(found)]
 
 
 def _range(series: Sequence[Series]) -> str:
@@ -205,7 +223,7 @@ def _range(series: Sequence[Series]) -> str:
 
 def _ends(first: float | None, last: float | None) -> str:
     texts = ["not measured" if value is None else f"{100 * value:.1f} %" for value in (first, last)]
-    return f"{texts[0]} at random init, {texts[1]} at the end"
+    return f"{texts[0]} before training, {texts[1]} at the end"
 
 
 def settings_rows(config: Table) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.errors import FedsslError
+from fedssl.evaluation.score import Best, Gain
+from fedssl.settings import client_title
 
 Table = dict[str, Any]
 
@@ -64,14 +66,26 @@ class RunRecord:
         """The rounds in which clients trained: all but round 0."""
         return [record for record in self.rounds if record["clients"]]
 
+    @property
+    def own_start(self) -> bool:
+        """Did it start from weights in a file, not at random?"""
+        return bool(self.summary.get("init"))
+
+    def client(self, number: int) -> str:
+        """A client's title, with its name where the data name it."""
+        return client_title(number, self.summary.get("data", {}).get("client_names", []))
+
     def first(self, measure: str) -> float | None:
-        """A measure of the random encoder."""
+        """A measure of the encoder that the run began with."""
         return _number(self.summary.get("initial", {}).get(measure))
 
     def baseline(self, measure: str) -> float | None:
-        """What a trained encoder must beat: the random one, in the BatchNorm mode that suits it better."""
-        modes = [self.first(measure), self.first(f"{measure}_reestimated")]
-        return max((value for value in modes if value is not None), default=None)
+        """What a trained encoder must beat: the first one, in the BatchNorm mode that suits it better."""
+        best = self.initial_best(measure)
+        return best.accuracy if best else None
+
+    def initial_best(self, measure: str) -> Best | None:
+        return Best.of(self.summary.get("initial", {}), measure)
 
     def last(self, measure: str) -> float | None:
         """The newest value of a measure: the final one, or of an interrupted run the last that was taken."""
@@ -80,6 +94,30 @@ class RunRecord:
             return final
         known = [record[measure] for record in self.trained if record.get(measure) is not None]
         return _number(known[-1]) if known else None
+
+    def trained_best(self, measure: str) -> Best | None:
+        """The newest accuracy: in the better BatchNorm mode, or of an interrupted run in the one that it watched."""
+        newest, sd = self.last(measure), self.last(f"{measure}_sd")
+        watched = None if newest is None else Best(newest, sd=sd)
+        return Best.of(self.summary.get("final", {}), measure) or watched
+
+    def gain(self, measure: str) -> Gain | None:
+        """As the run wrote it, or of older and interrupted runs from the two accuracies; None: one is not known."""
+        known = self.summary.get("gain", {}).get(measure)
+        if known:
+            parts = {"baseline": Best(**known["baseline"]), "trained": Best(**known["trained"])}
+            return Gain(**{**known, **parts, "interval": tuple(known["interval"])})
+        baseline, trained = self.initial_best(measure), self.trained_best(measure)
+        return Gain.unpaired(baseline, trained, self._test_images()) if baseline and trained else None
+
+    def _test_images(self) -> int | None:
+        """How many test images the accuracies were counted over; older runs know it only if they were evaluated."""
+        own = [one["n"] for one in self.evaluation if one["test_images"] == "all" and one["data"] == self._data_name]
+        return self.summary.get("data", {}).get("test") or next(iter(own), None)
+
+    @property
+    def _data_name(self) -> str:
+        return _name(self.config, "data")
 
 
 def describe_config(config: Table, num_clients: int = 0) -> str:

@@ -1,32 +1,34 @@
 """Runs as tables in a terminal; in a pipe every line stays whole."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.reports.compare import Row, differing_settings, results
+from fedssl.reports.compare import Row, parted, results, settings
 from fedssl.reports.listing import Listed
 from fedssl.reports.run_record import RunRecord
+from fedssl.reports.verdict import MEASURES, accuracy, advice, interval, verdict
 from fedssl.stopwatch import PARTS, UNKNOWN
 
 PIPE_WIDTH = 1000
 
 
-def print_comparison(records: Sequence[RunRecord], console: Console | None = None) -> None:
-    """Two tables: the settings that differ and the results, a column a run."""
+def print_comparison(records: Sequence[RunRecord], *, everything: bool = False, console: Console | None = None) -> None:
+    """Two tables, settings and results, a column a run; what is equal in all runs is folded unless asked for."""
     console = console or wide_console()
     names = [record.name for record in records]
-    differing = differing_settings([record.config for record in records])
-    if differing:
-        console.print(_table("Settings that differ", names, differing))
-    else:
-        console.print("The settings are the same in all runs.")
-    console.print(_table("Results", names, results(records)))
+    compared = {"Settings": settings([record.config for record in records]), "Results": results(records)}
+    for title, rows in compared.items():
+        differ, equal = (rows, []) if everything else parted(rows)
+        if differ:
+            console.print(_table(f"{title}{' that differ' if equal else ''}", names, differ))
+        else:
+            console.print(f"The {title.lower()} are the same in all runs.")
+        if equal:
+            console.print(f"{len(equal)} {title.lower()} are equal in all runs and not shown: --all shows them.")
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Row]) -> Table:
@@ -45,7 +47,8 @@ def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
         console.print("no runs here")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "method + rule, data", "rounds", "status", "kNN", "linear", "time", "last written"):
+    accuracies = ("kNN (95 % of the gain)", "linear (95 % of the gain)")
+    for column in ("run", "method + rule, data", "rounds", "status", "verdict", *accuracies, "time", "last written"):
         table.add_column(column, no_wrap=not console.is_terminal, overflow="fold")
     for run in runs:
         broken = not run.what
@@ -60,36 +63,41 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
 
 
-def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """What a run came to: first and last accuracy, mean mu, and where it is."""
-    table = Table(title="Result", title_justify="left")
+def print_summary(record: RunRecord) -> None:
+    """What a run came to: accuracy before and after, the gain with its interval, mean mu, a verdict, where it is."""
+    summary, console = record.summary, Console()
+    note = "Each encoder in the BatchNorm mode that suits it better; *: re-estimated."
+    table = Table(title="Result", title_justify="left", caption=note, caption_justify="left")
     table.add_column("")
-    for column in ("at the start" if "init" in summary else "random init", "trained", "gain"):
+    for column in ("at the start" if record.own_start else "random encoder", "trained", "gain", "95 % interval"):
         table.add_column(column, justify="right")
-    names = {
-        "knn": "kNN accuracy",
-        "knn_reestimated": "kNN, BatchNorm re-estimated",
-        "linear": "linear probe",
-        "linear_reestimated": "linear probe, BatchNorm re-estimated",
-    }
-    for key, label in names.items():
-        if key in summary["final"]:
-            first, last = summary["initial"][key], summary["final"][key]
-            spread = f" ± {100 * summary['final'][key + '_sd']:.1f}" if key + "_sd" in summary["final"] else ""
-            table.add_row(label, f"{100 * first:.1f} %", f"{100 * last:.1f}{spread} %", f"{100 * (last - first):+.1f}")
+    for measure, label in MEASURES.items():
+        if gain := record.gain(measure):
+            accuracies = [
+                accuracy(best) + "*" * (best.batchnorm == "reestimated") for best in (gain.baseline, gain.trained)
+            ]
+            table.add_row(label, *accuracies, f"{100 * gain.difference:+.1f}", interval(gain))
     if "backbone_std" in summary["final"] and "knn" not in summary["final"]:
         first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
-        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}")
+        table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}", "")
     if summary["mean_mu"] is not None:
-        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "")
-    console = Console()
+        table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "", "")
     console.print(table)
-    if "knn" not in summary["final"]:
-        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
+    _print_verdict(record, console)
     if "profile" in summary:
         _print_profile(summary["profile"])
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
-    console.print(str(folder), style="bold", soft_wrap=True)
+    console.print(str(record.path), style="bold", soft_wrap=True)
+
+
+def _print_verdict(record: RunRecord, console: Console) -> None:
+    found = verdict(record)
+    if found is None:
+        console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
+        return
+    console.print(Text.assemble("Verdict: ", (found.word, "bold")))
+    for text in advice(record):
+        console.print(Text(f"  to try: {text}"), soft_wrap=True)
 
 
 def _print_profile(seconds: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
 """What a person should be told while a run goes on: collapse, and clients that no longer listen to the global model."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fedssl.methods.collapse import COLLAPSED_BELOW
@@ -8,9 +9,10 @@ DEAF_ROUNDS = 5
 
 
 class RunWarnings:
-    """Each warning once a client and run."""
+    """Each warning once a client and run; `title` names a client."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: Callable[[int], str]) -> None:
+        self._title = title
         self._deaf: dict[int, int] = {}
         self._said: set[tuple[str, int]] = set()
 
@@ -22,12 +24,12 @@ class RunWarnings:
             self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
             if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
                 found.append(
-                    f"client {number}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
+                    f"{self._title(number)}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
                     "(smaller update_rule.tau or scale, or between = 'before-after')"
                 )
             if client.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", number):
                 found.append(
-                    f"client {number}: its features collapsed in round {record['round']} "
+                    f"{self._title(number)}: its features collapsed in round {record['round']} "
                     f"(feature_std {client['feature_std']:.3f}): all images look alike to the encoder"
                 )
         return found

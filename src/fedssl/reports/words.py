@@ -12,6 +12,7 @@ from fedssl.methods import METHODS
 from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile
 from fedssl.reports.run_record import RunRecord, Table
+from fedssl.reports.verdict import accuracy, advice, against_start, mode, start, verdict
 from fedssl.reports.warnings import RunWarnings
 from fedssl.settings import summary_of
 
@@ -84,7 +85,7 @@ def _how(record: RunRecord) -> str:
 
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
-    first, last = record.baseline("knn"), record.last("knn")
+    first = record.baseline("knn")
     if first is None and record.first("backbone_std") is not None:
         return (
             "No accuracy can be given: there were no labelled test images. The loss and the collapse measure show "
@@ -93,13 +94,15 @@ def _outcome(record: RunRecord, num_classes: int | None) -> str:
     if first is None:
         return "No accuracy was recorded."
     test = (
-        "To see what the encoder has learnt, test images are named by a vote of the most similar training images (kNN)"
+        "To see what the encoder has learnt, test images are classified by a vote of the most similar training images"
     )
     guess = f"; guessing would give {percent(1 / num_classes)}" if num_classes else ""
-    if last is None:
-        return f"{test}: {percent(first)} are named rightly by the untrained network{guess}. No round was finished."
-    mean = ", the mean over the clients' own encoders" if record.last("knn_sd") is not None else ""
-    return f"{test}: {percent(first)} rightly by the untrained network, {percent(last)} after training{mean}{guess}."
+    before = f"{test} (kNN): {percent(first)} correctly by {start(record)} in the BatchNorm mode that suits it better"
+    gain = record.gain("knn")
+    if gain is None:
+        return f"{before}{guess}. No round was finished."
+    mean = ", the mean over the clients' own encoders" if gain.trained.sd is not None else ""
+    return f"{before}, {percent(gain.trained.accuracy)} after training{mean}{guess}."
 
 
 def _phrase(kind: str, settings: Table) -> str:
@@ -122,15 +125,16 @@ def _phrase(kind: str, settings: Table) -> str:
 def tiles(record: RunRecord) -> list[Tile]:
     """The headline numbers; what was not measured is left out."""
     summary, found = record.summary, []
+    if judged := verdict(record):
+        tried = "".join(f" To try: {text}." for text in advice(record))
+        found.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", words=True))
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
-        first, last, spread = record.baseline(measure), record.last(measure), record.last(f"{measure}_sd")
-        if last is None and first is not None:
-            found.append(Tile(label, percent(first), "of the random encoder; no round was finished"))
-        elif last is not None:
-            value = percent(last) if spread is None else f"{100 * last:.1f} ± {100 * spread:.1f} %"
-            better = "random encoder at its best"
-            gain = "" if first is None else f"{100 * (last - first):+.1f} points over the {better}, {percent(first)}"
-            found.append(Tile(label, value, gain))
+        first, gain = record.baseline(measure), record.gain(measure)
+        if gain:
+            note = "; ".join(filter(None, (mode(gain.trained), against_start(gain, record))))
+            found.append(Tile(label, accuracy(gain.trained), note))
+        elif first is not None:
+            found.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))
     if summary.get("mean_mu") is not None:
         share = summary.get("ema_share")
         often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
@@ -169,7 +173,7 @@ def warnings(record: RunRecord) -> list[str]:
     if leaves := _leaves(record.config):
         found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
     if about := record.summary.get("privacy"):
-        found += [f"{text[0].upper()}{text[1:]}." for text in (in_words(about), *cautions(about))]
+        found += [_sentence(text) for text in (in_words(about), *cautions(about))]
     unused = record.summary.get("data", {}).get("unused")
     if unused:
         found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
@@ -177,10 +181,10 @@ def warnings(record: RunRecord) -> list[str]:
     if refused:
         found.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
     found += _failures(record) + _resumptions(record)
-    watch = RunWarnings()
+    watch = RunWarnings(record.client)
     for one in record.trained:
         complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
-        found += [f"{text[0].upper()}{text[1:]}." for text in watch.check(complete)]
+        found += [_sentence(text) for text in watch.check(complete)]
     return found
 
 
@@ -191,8 +195,10 @@ def _failures(record: RunRecord) -> list[str]:
         for failure in one.get("failures", []):
             met.setdefault((failure["client"], failure["code"]), []).append(one["round"])
     return [
-        f"Client {client} failed {_times(len(rounds))} ({code}; rounds {', '.join(map(str, rounds[:10]))}"
-        f"{' …' if len(rounds) > 10 else ''}); the rounds went on without it."
+        _sentence(
+            f"{record.client(client)} failed {_times(len(rounds))} ({code}; rounds {', '.join(map(str, rounds[:10]))}"
+            f"{' …' if len(rounds) > 10 else ''}); the rounds went on without it"
+        )
         for (client, code), rounds in sorted(met.items())
     ]
 
@@ -205,6 +211,10 @@ def _resumptions(record: RunRecord) -> list[str]:
         if changed:
             found.append(f"The run was gone on with after round {one['after_round']} with changes: {changed}.")
     return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text if text.startswith('kNN') else text[0].upper() + text[1:]}."
 
 
 def _times(count: int) -> str:

@@ -121,4 +121,4 @@ def test_only_this_module_needs_scikit_learn():
         "try:\n    import fedssl.sklearn\nexcept Exception as error:\n    print(error)"
     )
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "fedssl.sklearn needs scikit-learn: pip install 'fedssl[sklearn]'"
+    assert shown.strip() == 'fedssl.sklearn: sklearn is not installed: pip install "fedssl[sklearn]"'

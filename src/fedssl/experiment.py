@@ -10,6 +10,7 @@ import torch
 
 from fedssl.build import Parts, pinned
 from fedssl.config import Config
+from fedssl.extras import need
 from fedssl.federation.checkpoint import Checkpoint
 from fedssl.presets import load_config
 from fedssl.reports.environment import describe_environment
@@ -51,6 +52,8 @@ class Experiment:
         if begun and not changed and (summary := finished(path, config.run.rounds)):
             shown.say(f"{path}: this run is finished, nothing is left to do")
             return RunReport(path, summary)
+        if config.privacy.name != "none":
+            need("privacy", "privacy.name")
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         with shown:

@@ -23,6 +23,7 @@ from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.training import Fitting, fit
 from fedssl.export.programs import write_onnx
+from fedssl.extras import need
 from fedssl.files import new_folder
 from fedssl.reports.data_pictures import confusion_picture
 
@@ -59,6 +60,8 @@ class Request:
         unknown = [name for name in self.formats if name not in ("safetensors", "onnx")]
         if unknown:
             raise FedsslError(f"--to: a classifier is written as safetensors or onnx, not as {unknown[0]}")
+        if "onnx" in self.formats:
+            need("onnx", "--to onnx")
 
 
 @dataclass(frozen=True)

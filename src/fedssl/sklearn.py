@@ -12,12 +12,11 @@ from fedssl.embedding import ImageReader, embed, in_short
 from fedssl.encoders import Network, open_encoder
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import compute_features
+from fedssl.extras import need
 
-try:
-    from sklearn.base import BaseEstimator, TransformerMixin
-    from sklearn.utils.validation import check_is_fitted
-except ImportError:
-    raise FedsslError("fedssl.sklearn needs scikit-learn: pip install 'fedssl[sklearn]'") from None
+need("sklearn", "fedssl.sklearn")
+from sklearn.base import BaseEstimator, TransformerMixin  # noqa: E402
+from sklearn.utils.validation import check_is_fitted  # noqa: E402
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

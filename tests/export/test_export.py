@@ -270,7 +270,7 @@ def test_a_program_with_other_results_is_not_written(tmp_path):
 
 def test_without_the_extra_the_remedy_is_said(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(FedsslError, match=r"pip install 'fedssl\[onnx\]'"):
+    with pytest.raises(FedsslError, match=r'pip install "fedssl\[onnx\]"'):
         export_encoder(run, tmp_path / "out", ["onnx"])
 
 

@@ -26,6 +26,7 @@ from fedssl.data.manifest import find_in_manifest
 from fedssl.data.partition import Owners
 from fedssl.data.samples import Found, Part, Sample, by_number, printable, shortened
 from fedssl.errors import FedsslError
+from fedssl.extras import need
 from fedssl.seeding import numpy_stream
 from fedssl.settings import Count
 
@@ -61,6 +62,7 @@ def folder(
     strict: bool = False,
 ) -> Dataset:
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
+    _need_readers(eval_train, eval_test)
     columns = {"image": image_column, "label": label_column, "client": client_column}
     reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
     found = reader.find(path, "data.path", layout, columns, labels)
@@ -102,6 +104,7 @@ def sites(
     """Images that stay at the sites of a deployment (`fedssl client --data`); here may be some for evaluation."""
     if bool(eval_train) != bool(eval_test):
         raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
+    _need_readers(eval_train, eval_test)
     reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
     nowhere = Found("", [], Files([]), [], (), ())
     learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
@@ -238,6 +241,15 @@ def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, st
             "your images: name another folder in FEDSSL_DATA"
         )
     return find_in_folder(path, silos=kind == "silos", labels=labels)
+
+
+def _need_readers(*places: str) -> None:
+    """What places of evaluation need, before the training images are decoded, which may take an hour."""
+    for place in filter(None, places):
+        if _recognised(place) == "hugging-face":
+            need("hf", printable(place))
+        elif place.lower().endswith(".parquet"):
+            need("parquet", printable(place))
 
 
 def _recognised(place: str) -> Layout:

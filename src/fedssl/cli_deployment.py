@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.completion import complete_preset
 from fedssl.errors import FedsslError
 from fedssl.extras import need
 
@@ -19,7 +20,14 @@ def _say(text: str) -> None:
 
 
 def server(
-    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="e.g. sites, PRESET+ALGORITHM, or a .toml file")],
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="e.g. sites, PRESET+ALGORITHM, or a .toml file",
+            autocompletion=complete_preset,
+        ),
+    ],
     clients: Annotated[str, typer.Option(help="the names of all clients, in order, with commas")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")

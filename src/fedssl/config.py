@@ -54,6 +54,8 @@ class ClientSampling(BaseModel):
 
 
 class Network(BaseModel):
+    """The backbone, one of these or your own by "package.module:factory", and the heads that stand on it."""
+
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     name: str = "resnet18"
     head_hidden: Count = Field(4096, description="hidden width of projector and predictor")
@@ -202,6 +204,8 @@ TABLES = (*CHOICES, *MODELS, "local_training")
 
 def describe_settings(factory: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     """For every setting of a registry's entry: what it accepts, in words, and its default."""
+    if isinstance(factory, type) and issubclass(factory, BaseModel):
+        return {name: (describe_type(one), _default_text(one.default)) for name, one in factory.model_fields.items()}
     described = {}
     for name, setting in settings_of(factory).items():
         field = FieldInfo.from_annotation(setting.annotation)

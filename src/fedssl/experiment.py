@@ -36,6 +36,14 @@ class Experiment:
     def __init__(self, config: Config, surroundings: Surroundings | None = None) -> None:
         self.config, self.surroundings = config, surroundings or OneMachine()
 
+    def __repr__(self) -> str:
+        config = self.config
+        clients = len(config.flower.clients) or config.partition.settings["num_clients"] or "by the data"
+        return (
+            f"Experiment({config.method.name} with {config.update_rule.name} on {config.data.name}, "
+            f"clients: {clients}, rounds: {config.run.rounds})"
+        )
+
     def run(
         self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = (), force: bool = False
     ) -> RunReport:

@@ -54,7 +54,7 @@ def wide(name, stem_stride=1, channels=3):
     size = feature_size(backbone, channels, (16, 16))
     network = {"name": name, "stem_stride": stem_stride}
     about = {"network": network, "channels": channels, "image_size": [16, 16], "feature_size": size}
-    return TrainedEncoder(FeatureExtractor(backbone, size).eval(), about, Decoding(16, channels))
+    return TrainedEncoder(FeatureExtractor(backbone, size, (channels, 16, 16)).eval(), about, Decoding(16, channels))
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))
         with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
             image.load()  # verify() would let a truncated JPEG pass
-            pixels = _to_pixels(_upright(image), decoding)
+            pixels = decode_image(image, decoding)
     except UnidentifiedImageError:
         empty = not file.seek(0, 2)
         raise RefusedError("empty file" if empty else f"not an image ({', '.join(FORMATS)})") from None
@@ -80,6 +80,11 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
     file.seek(0)
     return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)
+
+
+def decode_image(image: Image.Image, decoding: Decoding) -> UInt8Array:
+    """An image that was opened already, turned as the camera says."""
+    return _to_pixels(_upright(image), decoding)
 
 
 def decode_array(row: AnyArray, decoding: Decoding) -> Picture:

@@ -1,7 +1,7 @@
 """A user's own images as a dataset: found in one of five layouts, decoded once, with labels and clients if known."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,8 +87,19 @@ def folder(
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
-        remarks=(*found.remarks, *reader.remarks()),
+        remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
     )
+
+
+def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
+    """A remark on images that hold less than their pixels will say."""
+    small = [one for one in originals if min(one.width, one.height) < size]
+    if small:
+        least = min(small, key=lambda one: one.width * one.height)
+        yield (
+            f"{len(small):,} of {len(originals):,} images are smaller than data.image_size = {size} and were enlarged; "
+            f"the smallest, {shortened(least.name)}, is {least.width} x {least.height}"
+        )
 
 
 def sites(

@@ -250,8 +250,11 @@ def report(
 
 def _write_report(runs: list[Path], out: Path, images: int = 10_000) -> None:
     from fedssl.report import write_report
+    from fedssl.reports.evaluation_view import make_evaluation_view
 
-    left_out = write_report(runs, out, images=images, say=lambda text: typer.echo(text, err=True))
+    left_out = write_report(
+        runs, out, images=images, say=lambda text: typer.echo(text, err=True), view=make_evaluation_view()
+    )
     for line in left_out:
         typer.secho(f"left out: {line}", fg="yellow")
     typer.echo(f"report: {out}")

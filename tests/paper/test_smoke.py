@@ -122,6 +122,20 @@ def test_amounts_follow_from_the_settings():
     assert amounts("linear-evaluation", "BYOL (Centralized)").client_images == 50_000
 
 
+class Counting(EvaluationView):
+    def __init__(self):
+        self.lines = []
+
+    def start(self, pieces, text="evaluation"):
+        self.lines.append(f"{text}: {pieces}")
+
+    def watch(self, text, done, total):
+        self.lines.append(text)
+
+    def finished_piece(self):
+        self.lines.append("done")
+
+
 def test_a_forecast_measures_each_network_once(tmp_path, monkeypatch):
     from fedssl.paper import forecast as module
 
@@ -132,6 +146,9 @@ def test_a_forecast_measures_each_network_once(tmp_path, monkeypatch):
     )
     forecast = Forecast(SMOKE.evaluation_epochs)
     plan = plan_of("linear-evaluation", tmp_path, 2, rows=["FedBYOL", "FedEMA (autoscaler"])
+    view = Counting()
+    forecast.measure(plan.runs.values(), view)
+    assert view.lines == ["measuring: 1", "byol with convnet", "done"]
     found = [forecast.of(run) for run in plan.runs.values()]
     assert len(found) == 16, "two rows, four columns, two seeds"
     assert len(measured) == 1

@@ -104,3 +104,11 @@ def test_no_images_at_all(tmp_path):
     (tmp_path / "p").mkdir()
     with pytest.raises(FedsslError, match="no image there can be used"):
         inspect(tmp_path / "p")
+
+
+def test_a_client_that_a_run_would_leave_out_is_named(tmp_path):
+    write_folder(tmp_path / "p", clients=("able",), each=4)
+    write(tmp_path / "p" / "poor" / "x.png", noise(24))
+    found = inspect(tmp_path / "p", layout="silos")
+    assert found.problem == ""
+    assert "left out: poor, which has 1 image" in list(describe(found))

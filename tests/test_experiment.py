@@ -128,6 +128,35 @@ def test_load_encoder_gives_the_features_that_were_evaluated(finished):
     assert accuracy == pytest.approx(finished.summary["final"]["knn"])
 
 
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 3, 32, 32), "of shape 2 x 3 x 32 x 32, this encoder takes N x 3 x 16 x 16: bring them to that"),
+        (torch.zeros(2, 1, 16, 16), "of shape 2 x 1 x 16 x 16, this encoder takes N x 3 x 16 x 16"),
+        (torch.zeros(3, 16, 16), "of shape 3 x 16 x 16, this encoder takes N x 3 x 16 x 16"),
+        (torch.full((2, 3, 16, 16), 200.0), "floats from 200 to 200: give floats from 0 to 1"),
+        (torch.linspace(-2, 2, 768).reshape(1, 3, 16, 16), "floats from -2 to 2: .*no mean, no standard deviation"),
+        (torch.full((1, 3, 16, 16), torch.nan), "floats from nan to nan"),
+        (torch.zeros(2, 3, 16, 16, dtype=torch.int64), "torch.int64: give uint8, or floats from 0 to 1"),
+    ],
+)
+def test_a_loaded_encoder_refuses_images_of_another_size_or_range(finished, images, message):
+    encoder = fedssl.load_encoder(finished.folder)
+    with pytest.raises(FedsslError, match=f"images: {message}"):
+        encoder(images)
+
+
+def test_a_loaded_encoder_takes_half_floats_rounding_and_no_images_and_can_be_exported(finished):
+    encoder = fedssl.load_encoder(finished.folder)
+    assert encoder(torch.full((2, 3, 16, 16), 1.00001)).shape == (2, encoder.feature_size)
+    assert encoder(torch.zeros(0, 3, 16, 16)).shape == (0, encoder.feature_size)
+    assert encoder.bfloat16()(torch.ones(2, 3, 16, 16, dtype=torch.bfloat16)).shape == (2, encoder.feature_size)
+    images = torch.rand(3, 3, 16, 16)
+    with torch.no_grad():
+        program = torch.export.export(encoder.float(), (images[:2],), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        torch.testing.assert_close(program.module()(images), encoder(images))
+
+
 def test_load_encoder_refuses_what_is_not_one(tmp_path):
     with pytest.raises(FedsslError, match="there is no encoder"):
         fedssl.load_encoder(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small_photos import COLOURS, photos_and_run, write_photos
+from small_photos import COLOURS, photos_and_run, train, write_photos
 
 import fedssl
 from fedssl.classifiers import load_classifier
@@ -178,3 +178,36 @@ def test_training_can_go_on_from_a_classifiers_backbone(made, place, tmp_path):
     )
     backbone = build(config).client.method.online_encoder.backbone
     assert Weights.of(backbone).digest() == Weights.of(made.classifier.backbone).digest()
+
+
+@pytest.mark.parametrize("silos", [True, False])
+def test_silos_for_classes_are_warned_of_before_the_training(place, tmp_path, silos):
+    """The run's own clients, whatever they are called, or folders that look like sites; the rest goes on."""
+    run, data = place / "run", tmp_path / "sites"
+    if silos:
+        write_photos(data)
+        run = train(data, tmp_path / "run", **{"data.layout": "silos", "partition.num_clients": 3})
+        expected = f"warning: --data {data}: the classes blue, green, red are clients of the run, sites and not classes"
+    else:
+        write_photos(data / "site1")
+        write_photos(data / "site2", seed=1)
+        expected = f"warning: --data {data}: the folders site1, site2 look like sites, not classes"
+    said = []
+    request = Request(data=str(data), **QUICK | {"epochs": 1})
+    made = fine_tune(run, request, tmp_path / "out", watch=lambda *counts: said.append("training"), say=said.append)
+    assert said[0].startswith(expected)
+    assert len(made.classifier.class_names) == (3 if silos else 2)
+
+
+def test_classes_are_no_sites(made, place, tmp_path):
+    said = []
+    request = Request(data=str(place / "photos"), head_only=True, **QUICK | {"epochs": 1})
+    fine_tune(place / "run", request, tmp_path / "out", say=said.append)
+    assert said == []
+
+
+def test_a_classifier_refuses_images_of_another_size_or_range(made):
+    with pytest.raises(FedsslError, match="of shape 2 x 3 x 8 x 8, this encoder takes N x 3 x 16 x 16"):
+        made.classifier(torch.zeros(2, 3, 8, 8))
+    with pytest.raises(FedsslError, match="floats from 0 to 255: give floats from 0 to 1"):
+        made.classifier.predict(torch.tensor([0.0, 255.0]).repeat(384).reshape(1, 3, 16, 16))

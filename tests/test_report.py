@@ -15,6 +15,7 @@ from fedssl.evaluate import Request, evaluate
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
 from fedssl.report import write_report
+from fedssl.reports.evaluation_view import EvaluationView
 from fedssl.reports.progress import QuietView
 
 SETTINGS = TINY | {"data.train_images": 120, "data.test_images": 60, "rounds": 3}
@@ -43,6 +44,27 @@ def page(runs):
     out = runs / "fedema.html"
     assert write_report([runs / "fedema"], out) == []
     return HtmlPage(out.read_text())
+
+
+class Watched(EvaluationView):
+    def __init__(self):
+        self.pieces, self.done, self.texts = 0, 0, set()
+
+    def start(self, pieces, text="evaluation"):
+        self.pieces = pieces
+
+    def watch(self, text, done, total):
+        self.texts.add(text)
+
+    def finished_piece(self):
+        self.done += 1
+
+
+def test_how_far_a_report_is_can_be_watched_figure_by_figure(runs, tmp_path):
+    view = Watched()
+    write_report([runs / "fedema"], tmp_path / "x.html", view=view)
+    assert view.done == view.pieces > 10
+    assert {"features of training images", "features of test images", "Nearest neighbours"} <= view.texts
 
 
 def edited(run, target, **tables):

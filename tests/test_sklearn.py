@@ -1,16 +1,19 @@
 """fedssl.sklearn.Encoder beside scikit-learn's own conventions."""
 
+import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
 from small_photos import COLOURS, spoil, train, write_photos
 
 import fedssl
@@ -43,8 +46,6 @@ def test_features_in_either_order_of_axes(place, images):
 
 
 def test_files_and_arrays_give_the_same(place):
-    from PIL import Image
-
     paths = [place / "photos" / name / "000.png" for name in COLOURS]
     encoder = Encoder(run=place / "run", batch_size=2).fit()
     arrays = np.stack([np.asarray(Image.open(path)) for path in paths])  # 16 x 20: brought to size as files are
@@ -98,7 +99,10 @@ def test_a_clients_own_encoder(place, images):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.zeros((2, 16, 16, 3), np.float32), "X must be uint8 images"),
+        (np.full((2, 16, 16, 3), 7.0, np.float32), "X: floats from 7 to 7: give floats from 0 to 1"),
+        (np.zeros((2, 16, 16, 3), np.int64), "X must be uint8 images"),
+        ([np.zeros((16, 16, 3), np.uint8), "x.png"], "X: image 1 is a str: a list holds files, or arrays, tensors"),
+        ([np.zeros((1, 16, 16, 3), np.uint8)], r"X: image 0 is of shape \(1, 16, 16, 3\)"),
         (np.zeros((16, 16), np.uint8), "X must be uint8 images"),
         (np.zeros((2, 16, 16, 5), np.uint8), "neither the second nor the last axis"),
         (["nowhere.png"], r"nowhere\.png: there is no such file"),
@@ -107,6 +111,69 @@ def test_a_clients_own_encoder(place, images):
 def test_what_is_no_image_is_refused(place, given, message):
     with pytest.raises(FedsslError, match=message):
         Encoder(run=place / "run").fit().transform(given)
+
+
+def test_lists_of_arrays_tensors_and_pil_images_give_the_same(place, images):
+    encoder = Encoder(run=place / "run").fit()
+    wanted = encoder.transform(images)
+    tensors = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    pictures = [Image.fromarray(image) for image in images]
+    for given in (tensors, tensors / 255, list(images), list(tensors), list(tensors / 255), pictures, images / 255):
+        np.testing.assert_allclose(encoder.transform(given), wanted, rtol=0, atol=1e-5)
+    mixed = [pictures[0], tensors[1], images[2], np.zeros((5, 9), np.uint8), pictures[4].convert("P")]
+    assert encoder.transform(mixed).shape == (5, encoder.n_features_out_)
+    np.testing.assert_allclose(encoder.transform(mixed)[:3], wanted[:3], rtol=0, atol=1e-5)
+    with pytest.raises(FedsslError, match="X: image 1: floating-point pixels"):
+        encoder.transform([pictures[0], Image.new("F", (16, 16))])
+
+
+TABLE = "the check feeds a table of numbers, and an image is none"
+UNSEEN = "fit loads the encoder and does not look at X: nothing is learnt from it"
+EXPECTED = {
+    **dict.fromkeys(
+        (
+            *("check_fit_score_takes_y", "check_estimators_dtypes", "check_dtype_object", "check_pipeline_consistency"),
+            *("check_estimators_pickle", "check_f_contiguous_array_estimator", "check_transformer_data_not_an_array"),
+            *("check_transformer_general", "check_transformer_preserve_dtypes", "check_methods_subset_invariance"),
+            *("check_methods_sample_order_invariance", "check_dict_unchanged", "check_fit_idempotent"),
+            "check_fit2d_predict1d",
+        ),
+        TABLE,
+    ),
+    **dict.fromkeys(
+        (
+            *("check_n_features_in_after_fitting", "check_complex_data", "check_estimators_empty_data_messages"),
+            *("check_estimators_nan_inf", "check_estimator_sparse_tag", "check_n_features_in", "check_fit1d"),
+        ),
+        UNSEEN,
+    ),
+}
+
+
+class AsIfForTables(Encoder):
+    """scikit-learn checks nothing of an estimator that does not take tables: so this one says that it does."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        return tags
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scikit_learns_own_checks_pass_but_for_those_with_a_reason(place):
+    assert check_estimator(Encoder(run=place / "run")) == [], "it says itself that it takes no tables"
+    results = check_estimator(AsIfForTables(run=place / "run"), expected_failed_checks=EXPECTED, on_fail="raise")
+    outcome = {one["check_name"]: one["status"] for one in results}
+    assert {name for name, status in outcome.items() if status == "xfail"} == set(EXPECTED), "no reason too many"
+    assert sum(status == "passed" for status in outcome.values()) > 15
+
+
+def test_what_those_checks_ask_holds_for_images(place, images):
+    encoder = Encoder(run=place / "run").fit(images)
+    wanted = encoder.transform(images)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(encoder)).transform(images), wanted)
+    np.testing.assert_allclose(encoder.fit(images).transform(images[::-1]), wanted[::-1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(encoder.transform(images[2:3]), wanted[2:3], rtol=0, atol=1e-5)
 
 
 def test_a_file_that_cannot_be_used_is_an_error_since_it_would_have_no_row(place):
@@ -122,4 +189,4 @@ def test_only_this_module_needs_scikit_learn():
         "try:\n    import fedssl.sklearn\nexcept Exception as error:\n    print(error)"
     )
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "fedssl.sklearn needs scikit-learn: pip install 'fedssl[sklearn]'"
+    assert shown.strip() == 'fedssl.sklearn: sklearn is not installed: pip install "fedssl[sklearn]"'

@@ -238,14 +238,25 @@ def _images_of(dataset: Dataset, partition: Partition) -> Callable[[int], Chosen
     return lambda client_id: images.chosen(partition.clients[client_id])
 
 
+def left_out(dataset: Dataset, partition: Partition) -> list[str]:
+    """Clients that the data name and the partition has not: those with a single image."""
+    named = dataset.owners.names if dataset.owners and partition.names else ()
+    return [name for name in named if name not in partition.names]
+
+
+def _lost(dataset: Dataset, client: str) -> str:
+    lost = [one for one in dataset.refused if one.client == client]
+    return f"; {len(lost)} of its files were refused, first {lost[0].file}: {lost[0].reason}" if lost else ""
+
+
 def check_partition(config: Config, dataset: Dataset, partition: Partition) -> list[str]:
     """Refuses a client that cannot be trained; remarks on one that has less than a batch, and on what is left out."""
-    remarks, batch_size = [], config.local_training.batch_size
+    alone, batch_size = left_out(dataset, partition), config.local_training.batch_size
+    remarks = [f"{name} is left out: it has 1 image, and at least 2 are needed{_lost(dataset, name)}" for name in alone]
     for client_id, size in enumerate(partition.sizes()):
         title = partition.title(client_id)
         if size < 2:
-            lost = [one for one in dataset.refused if partition.names and one.client == partition.names[client_id]]
-            why = f"; {len(lost)} of its files were refused, first {lost[0].file}: {lost[0].reason}" if lost else ""
+            why = _lost(dataset, partition.names[client_id]) if partition.names else ""
             raise FedsslError(f"{title} has {size} images: at least 2 are needed (partition, data){why}")
         if size < batch_size:
             remarks.append(f"{title} has {size} images, fewer than a batch of {batch_size}: it trains on all at once")
@@ -255,8 +266,8 @@ def check_partition(config: Config, dataset: Dataset, partition: Partition) -> l
     check_round(config, per_round or count)
     if len(partition.labelled):
         remarks.append(f"{len(partition.labelled)} labelled images are held out of pre-training, for evaluation")
-    if partition.unused:
-        remarks.append(f"{partition.unused} images belong to no client (they cannot be shared out evenly)")
+    if partition.unused > len(alone):
+        remarks.append(f"{partition.unused - len(alone)} images belong to no client (they cannot be shared out evenly)")
     if dataset.labelled is None:
         remarks.append(
             "no accuracy can be given without labelled test images (data.eval_test): the loss and the spread of the "

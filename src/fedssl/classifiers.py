@@ -13,6 +13,7 @@ from fedssl.errors import FedsslError
 from fedssl.evaluation.fine_tune import new_head
 from fedssl.networks.backbones import AllowCode, find_backbone
 from fedssl.networks.weight_files import ABOUT, read_weight_file
+from fedssl.reports.encoder_file import as_pixels
 from fedssl.weights import Weights
 
 FILE = "classifier.safetensors"
@@ -35,7 +36,7 @@ class Classifier(nn.Module):
         return Decoding(**self.about["decoding"])
 
     def forward(self, images: Tensor) -> Tensor:
-        pixels = images.float().div(255) if images.dtype == torch.uint8 else images
+        pixels = as_pixels(images, (self.about["channels"], *self.about["image_size"]))
         probabilities: Tensor = self.head(self.backbone(pixels)).softmax(dim=1)
         return probabilities
 

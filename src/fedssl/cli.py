@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl import cli_deployment
+from fedssl import __version__, cli_deployment
 from fedssl.cli_data import data_app, fetch_with_bar
 from fedssl.cli_export import AllowCode, export_app
 from fedssl.cli_paper import paper_app
+from fedssl.completion import complete_preset, complete_run
 from fedssl.errors import FedsslError
 
 app = typer.Typer(
     help="Federated self-supervised learning: one image encoder from unlabelled images that stay where they are.\n\n"
     "Start with `fedssl run smoke` (seconds), then `fedssl run cifar10-cpu` (minutes).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -31,9 +31,31 @@ app.command("server")(cli_deployment.server)
 app.command("client")(cli_deployment.client)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedssl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(
-    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="a preset, PRESET+ALGORITHM, or a .toml file")],
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="a preset, PRESET+ALGORITHM, or a .toml file",
+            autocompletion=complete_preset,
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
     ] = None,
@@ -135,7 +157,7 @@ def _beside(folder: Path) -> Path:
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", autocompletion=complete_run)],
     protocol: Annotated[str, typer.Option(help="any of knn, linear, semi-1, semi-10, with commas")] = "knn,linear",
     variant: Annotated[str, typer.Option(help="paper, or authors: as their published code does it")] = "paper",
     seeds: Annotated[int, typer.Option(help="repeat what draws random numbers with this many seeds")] = 1,
@@ -207,7 +229,10 @@ def _evaluate(folder: Path, request: Any, allow_code: Sequence[str]) -> None:
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="run folders; several are shown side by side")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="run folders; several are shown side by side", autocompletion=complete_run),
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file  [default: report.html in the run]")] = None,
     images: Annotated[
         int, typer.Option(min=0, help="test images to look at; 0 leaves out what needs images and encoders")
@@ -229,9 +254,11 @@ def report(
 
 def _write_report(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequence[str] = ()) -> None:
     from fedssl.report import write_report
+    from fedssl.reports.evaluation_view import make_evaluation_view
 
-    say = partial(typer.echo, err=True)
-    left_out = write_report(runs, out, images=images, say=say, allow_code=allow_code)
+    left_out = write_report(
+        runs, out, images=images, say=partial(typer.echo, err=True), view=make_evaluation_view(), allow_code=allow_code
+    )
     for line in left_out:
         typer.secho(f"left out: {line}", fg="yellow")
     typer.echo(f"report: {out}")
@@ -239,7 +266,9 @@ def _write_report(runs: list[Path], out: Path, images: int = 10_000, allow_code:
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="two or more run folders")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="two or more run folders", autocompletion=complete_run)
+    ],
     everything: Annotated[bool, typer.Option("--all", help="also what is equal in all runs")] = False,
 ) -> None:
     """The settings and results that differ between runs, as tables."""
@@ -268,6 +297,15 @@ def presets() -> None:
     _print_list("Presets (fedssl run PRESET)", {name: preset_description(name) for name in preset_names()})
     algorithms = {f"+{name}": preset_description(name, "algorithms") for name in preset_names("algorithms")}
     _print_list("Algorithms (fedssl run PRESET+ALGORITHM, e.g. cifar10-noniid+fedu)", algorithms)
+
+
+@app.command()
+def networks() -> None:
+    """List the networks with their settings ([network] in a config)."""
+    from fedssl.config import Network
+    from fedssl.networks.backbones import BACKBONES
+
+    _print_registry("network", {**BACKBONES, "with any of them": Network})
 
 
 @app.command()

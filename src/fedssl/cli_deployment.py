@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.completion import complete_preset
 from fedssl.errors import FedsslError
+from fedssl.extras import need
 
 certificates_app = typer.Typer(
     help="Certificates of the server and keys of the clients' nodes, for a deployment.", no_args_is_help=True
@@ -18,7 +20,14 @@ def _say(text: str) -> None:
 
 
 def server(
-    preset: Annotated[str, typer.Argument(metavar="PRESET|FILE", help="e.g. sites, PRESET+ALGORITHM, or a .toml file")],
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="e.g. sites, PRESET+ALGORITHM, or a .toml file",
+            autocompletion=complete_preset,
+        ),
+    ],
     clients: Annotated[str, typer.Option(help="the names of all clients, in order, with commas")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
@@ -46,6 +55,7 @@ def server(
 
       fedssl server smoke --clients a,b,c,d --insecure
     """
+    need("flower", "fedssl server")
     from fedssl.deployment.certificates import ServerCertificate, public_keys
     from fedssl.deployment.server import Deployment, serve
     from fedssl.presets import parse_override, typed_config
@@ -109,6 +119,7 @@ def client(
 
       fedssl client --name a --server 127.0.0.1:9092 --insecure
     """
+    need("flower", "fedssl client")
     from pydantic import TypeAdapter, ValidationError
 
     from fedssl.deployment.client import Site, take_part
@@ -170,10 +181,9 @@ def certificates_make(
 
     ca.pem goes to every client. Put ca.key away: it is not needed to run anything.
     """
-    from fedssl.client_side import need_flower
     from fedssl.deployment.certificates import make_server_certificate
 
-    need_flower("fedssl certificates")
+    need("flower", "fedssl certificates")
     made = make_server_certificate(out, host or [], days)
     typer.echo(
         f"for the server: {made.certificate}, {made.key}\nfor every client: {made.ca}\nput away: {out / 'ca.key'}"
@@ -186,9 +196,8 @@ def certificates_node(
     out: Annotated[Path, typer.Option(help="folder for NAME.key and NAME.pub")] = Path("keys"),
 ) -> None:
     """A client's key: the private half stays at the client, the public half goes to the server."""
-    from fedssl.client_side import need_flower
     from fedssl.deployment.certificates import make_node_key
 
-    need_flower("fedssl certificates")
+    need("flower", "fedssl certificates")
     private, public = make_node_key(out, name)
     typer.echo(f"stays here: {private}\nfor the server: {public}")

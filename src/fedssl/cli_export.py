@@ -6,9 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fedssl.completion import complete_run
+
 export_app = typer.Typer()
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
-Encoder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder, or an export with safetensors")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", autocompletion=complete_run)]
+Encoder = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="a run folder, or an export with safetensors", autocompletion=complete_run),
+]
 Client = Annotated[str | None, typer.Option(help="this client's own encoder, by number or name  [default: the global]")]
 Network = Annotated[str | None, typer.Option(help="online or target; a target is known of clients only")]
 AllowCode = Annotated[
@@ -162,7 +167,7 @@ def finetune(
         formats=parse_names(to),
     )
     with make_view() as view:
-        made = fine_tune(run, request, out, view.preparing, view.preparing, allow_code or ())
+        made = fine_tune(run, request, out, view.preparing, view.preparing, view.say, allow_code or ())
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
     if made.score:

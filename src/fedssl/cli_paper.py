@@ -78,12 +78,15 @@ def paper_run(
     from fedssl.paper.plan import check_choice, make_plan
     from fedssl.paper.scales import find_scale
     from fedssl.paper.terminal import print_plan
+    from fedssl.reports.evaluation_view import make_evaluation_view
 
     studies, chosen = find_studies(names), find_scale(scale)
     check_choice(studies, rows or (), columns or ())
     plan = make_plan(studies, chosen, out, seeds or max(study.seeds for study in studies), rows or (), columns or ())
     if dry_run:
-        print_plan(plan, Forecast(chosen.evaluation_epochs), _jobs(plan, jobs)[0])
+        forecast = Forecast(chosen.evaluation_epochs)
+        forecast.measure(plan.runs.values(), make_evaluation_view())
+        print_plan(plan, forecast, _jobs(plan, jobs)[0])
     else:
         _carry_out(plan, jobs)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from fedssl.build import Parts, build
 from fedssl.config import Config, Raw, resolve
 from fedssl.data.images import fingerprint
 from fedssl.engines.processes import ClientSide
-from fedssl.errors import FedsslError
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.rounds import Engine
@@ -44,19 +42,10 @@ def for_workers(config: Config, folder: Path) -> ClientSide:
     return partial(_in_worker, config.as_raw(), config.allow_code, folder)
 
 
-def need_flower(field: str) -> None:
-    """Refuses what needs Flower where it is not installed."""
-    if find_spec("flwr") is None:
-        raise FedsslError(f'{field}: Flower is not installed here: pip install "fedssl[flower]"')
-
-
 def simulated(
     config: Config, clients: int, folder: Path, states: Path, waiting: Callable[[str], None]
 ) -> AbstractContextManager[Engine]:
     """An engine whose clients are actors of Flower's simulation; their states lie in `states`."""
-    need_flower("engine")
-    if find_spec("ray") is None:
-        raise FedsslError('engine: Flower\'s simulation needs Ray: pip install "flwr[simulation]"')
     from fedssl.engines.flower_simulation import Resources, Simulation
 
     asked, limit = config.flower, config.failures.client_timeout

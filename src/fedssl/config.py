@@ -54,6 +54,8 @@ class ClientSampling(BaseModel):
 
 
 class Network(BaseModel):
+    """The backbone, one of these or your own by "package.module:factory", and the heads that stand on it."""
+
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     name: str = "resnet18"
     head_hidden: Count = Field(4096, description="hidden width of projector and predictor")
@@ -200,10 +202,30 @@ MODELS: dict[str, type[BaseModel]] = {
     "flower": Flower,
 }
 TABLES = (*CHOICES, *MODELS, "local_training")
+# What other software calls these tables and settings, for suggestions only.
+OTHER_TABLES = {
+    **dict.fromkeys(("optimizer", "optim", "training", "train", "trainer", "client"), "local_training"),
+    **dict.fromkeys(("model", "backbone", "encoder", "arch"), "network"),
+    **dict.fromkeys(("dataset", "datasets"), "data"),
+    **dict.fromkeys(("strategy", "aggregator", "server"), "aggregation"),
+    **dict.fromkeys(("algorithm", "ssl"), "method"),
+    **dict.fromkeys(("eval", "test"), "evaluation"),
+}
+OTHER_KEYS = {
+    **dict.fromkeys(("learning_rate", "lr0", "base_lr"), "lr"),
+    **dict.fromkeys(("local_epochs", "num_epochs", "n_epochs"), "epochs"),
+    **dict.fromkeys(("batchsize", "bs"), "batch_size"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "communication_rounds"), "rounds"),
+    **dict.fromkeys(("clients", "n_clients", "number_of_clients"), "num_clients"),
+    **dict.fromkeys(("img_size", "resolution"), "image_size"),
+    **dict.fromkeys(("type", "architecture", "arch"), "name"),
+}
 
 
 def describe_settings(factory: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     """For every setting of a registry's entry: what it accepts, in words, and its default."""
+    if isinstance(factory, type) and issubclass(factory, BaseModel):
+        return {name: (describe_type(one), _default_text(one.default)) for name, one in factory.model_fields.items()}
     described = {}
     for name, setting in settings_of(factory).items():
         field = FieldInfo.from_annotation(setting.annotation)
@@ -329,7 +351,24 @@ def _refuse_unknown(table: str, raw: Raw, known: list[str]) -> None:
     for key in raw:
         if key not in known:
             path = f"{table}.{key}" if table else key
-            raise FedsslError(f"{path}: unknown key{nearest(key, known)}; known here: {', '.join(known)}")
+            if not table and isinstance(raw[key], dict) and raw[key]:
+                path = f"{key}.{next(iter(raw[key]))}"
+            meant = _elsewhere(path)
+            suggested = f" (did you mean {meant!r}?)" if meant else nearest(key, known)
+            raise FedsslError(f"{path}: unknown key{suggested}; known here: {', '.join(known)}")
+
+
+def _elsewhere(path: str) -> str:
+    """The setting that a path of another table, or of other software, stands for; "" when there is none."""
+    table, _, key = path.rpartition(".")
+    table, key = OTHER_TABLES.get(table, table), OTHER_KEYS.get(key, key)
+    settings = {"": set(Run.model_fields), "local_training": set(settings_of(LocalTraining))}
+    settings |= {name: set(model.model_fields) for name, model in MODELS.items()}
+    settings |= {name: {"name"}.union(*(_choice_settings(name, one) for one in CHOICES[name])) for name in CHOICES}
+    settings["network"].update(*(settings_of(factory) for factory in BACKBONES.values()))
+    tables = (table,) if key == "name" else (table, *settings)
+    meant = [f"{name}.{key}".removeprefix(".") for name in tables if key in settings.get(name, ())]
+    return meant[0] if meant and meant[0] != path else ""
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedssl.build import build_dataset, build_partition, check_partition
+from fedssl.build import build_dataset, build_partition, check_partition, left_out
 from fedssl.config import Config
 from fedssl.data.augmentations import RECIPES
 from fedssl.data.client_views import client_views
@@ -60,6 +60,8 @@ def describe(found: Inspection) -> Iterator[str]:
     for title, size in list(zip(found.titles, sizes, strict=True))[:LISTED]:
         yield f"  {title}: {size:,} images"
     yield from _and_more(len(sizes))
+    for name in left_out(dataset, found.partition):
+        yield f"left out: {name}, which has 1 image"
     if dataset.labelled is None:
         yield "evaluation: none, for there are no labelled test images (data.eval_test, data.test_fraction)"
     else:

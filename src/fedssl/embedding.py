@@ -23,6 +23,7 @@ from fedssl.data.own_images import PLACES, find_images
 from fedssl.data.samples import Source, printable
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import as_input, batch_size_for, device_of, mode
+from fedssl.extras import need
 from fedssl.feature_files import WRITERS, Writer
 from fedssl.files import write_atomically
 
@@ -158,6 +159,8 @@ def writer_for(path: Path) -> Writer:
     """Found out, and refused, before any image is read."""
     if path.suffix.lower() not in WRITERS:
         raise FedsslError(f"-o {path}: features are written to files that end in {' or '.join(WRITERS)}")
+    if path.suffix.lower() == ".parquet":
+        need("parquet", f"-o {path}")
     return WRITERS[path.suffix.lower()]
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fedssl.build import Parts, pinned
 from fedssl.config import Config
+from fedssl.extras import need
 from fedssl.federation.checkpoint import Checkpoint
 from fedssl.presets import typed_config
 from fedssl.reports.environment import describe_environment
@@ -35,6 +36,14 @@ class Experiment:
     def __init__(self, config: Config, surroundings: Surroundings | None = None) -> None:
         self.config, self.surroundings = config, surroundings or OneMachine()
 
+    def __repr__(self) -> str:
+        config = self.config
+        clients = len(config.flower.clients) or config.partition.settings["num_clients"] or "by the data"
+        return (
+            f"Experiment({config.method.name} with {config.update_rule.name} on {config.data.name}, "
+            f"clients: {clients}, rounds: {config.run.rounds})"
+        )
+
     def run(
         self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = (), force: bool = False
     ) -> RunReport:
@@ -51,6 +60,8 @@ class Experiment:
         if begun and not changed and (summary := finished(path, config.run.rounds)):
             shown.say(f"{path}: this run is finished, nothing is left to do")
             return RunReport(path, summary)
+        if config.privacy.name != "none":
+            need("privacy", "privacy.name")
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         with shown:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fedssl.errors import FedsslError
 from fedssl.files import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,11 +22,9 @@ ROWS = 4096  # of a row group: enough to be read quickly, few enough for any mem
 @contextmanager
 def parquet_writer(path: Path, size: int, about: dict[str, Any]) -> Iterator[Write]:
     """Columns `name` and `features` (a list of `size` floats); `about` is metadata of the table under "fedssl"."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise FedsslError(f"{path}: Parquet needs pyarrow: pip install 'fedssl[parquet]', or write an .npz") from None
+    import pyarrow
+    from pyarrow import parquet
+
     fields = [("name", pyarrow.string()), ("features", pyarrow.list_(pyarrow.float32(), size))]
     schema = pyarrow.schema(fields).with_metadata({"fedssl": json.dumps(about)})
     names: list[str] = []

@@ -1,7 +1,8 @@
 """`fedssl finetune`: from an encoder and a few labelled images to a classifier, and how often it is right."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedssl.config import choice
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.datasets import DATASETS
 from fedssl.data.fetch import Progress, silent
+from fedssl.data.folder import SILOS, look_like_sites
 from fedssl.encoders import Client, Network, TrainedEncoder, open_encoder, permission
 from fedssl.errors import FedsslError
 from fedssl.evaluation.features import Watch, compute_features, unwatched
@@ -23,7 +25,9 @@ from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new
 from fedssl.evaluation.score import Score
 from fedssl.evaluation.training import Fitting, fit
 from fedssl.export.programs import write_onnx
+from fedssl.extras import need
 from fedssl.files import new_folder
+from fedssl.finished_run import FinishedRun
 from fedssl.networks.backbones import AllowCode
 from fedssl.reports.data_pictures import confusion_picture
 
@@ -60,6 +64,8 @@ class Request:
         unknown = [name for name in self.formats if name not in ("safetensors", "onnx")]
         if unknown:
             raise FedsslError(f"--to: a classifier is written as safetensors or onnx, not as {unknown[0]}")
+        if "onnx" in self.formats:
+            need("onnx", "--to onnx")
 
 
 @dataclass(frozen=True)
@@ -73,17 +79,24 @@ class FineTuned:
     refused: tuple[Refusal, ...]
 
 
+def unheard(text: str) -> None:
+    """What nobody reads."""
+
+
 def fine_tune(
     run: str | Path,
     request: Request,
     out: str | Path,
     progress: Progress = silent,
     watch: Watch = unwatched,
+    say: Callable[[str], None] = unheard,
     allow_code: AllowCode = (),
 ) -> FineTuned:
     """Trains a classifier on the encoder of a run and writes it with its results into a new folder."""
     encoder = open_encoder(run, request.client, request.network, allow_code)
     dataset = _labelled(encoder, request, progress)
+    if sites := _sites(run, dataset):
+        say(f"warning: --data {request.data}: {sites}")
     with new_folder(Path(out)) as folder:
         model = _trained(encoder, dataset, request, watch)
         classifier = Classifier(model[0], model[1], _about(encoder, dataset, request)).to("cpu").eval()
@@ -112,6 +125,17 @@ def _labelled(encoder: TrainedEncoder, request: Request, progress: Progress) -> 
     if len(dataset.train) < 2:
         raise FedsslError(f"--data {request.data}: {len(dataset.train)} image to learn from is too few")
     return dataset
+
+
+def _sites(run: str | Path, dataset: Dataset) -> str:
+    """A warning where silos were given for classes: these are clients of the run, or look like sites."""
+    classes = set(dataset.train.class_names)
+    folders = [one.name.split(os.sep)[:-1] for one in dataset.originals]  # noqa: PTH206 - a Path of each would be slow
+    summary = FinishedRun.open(run).summary if (Path(run) / "config.toml").exists() else {}
+    if classes <= set(summary.get("data", {}).get("client_names", [])):
+        return f"the classes {', '.join(sorted(classes))} are clients of the run, sites and not classes: {SILOS}"
+    by_folder = {folder[0] if folder else "" for folder in folders} == classes
+    return look_like_sites(folders) if by_folder else ""
 
 
 def _trained(encoder: TrainedEncoder, dataset: Dataset, request: Request, watch: Watch) -> nn.Sequential:

@@ -21,6 +21,7 @@ from fedssl.reports.compare import (
     setting_text,
     settings,
 )
+from fedssl.reports.evaluation_view import EvaluationView
 from fedssl.reports.metrics import COLUMNS, metrics_of
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_record import RunRecord, Table
@@ -28,6 +29,14 @@ from fedssl.run_images import RunImages
 
 Say = Callable[[str], None]
 LeftOut = list[tuple[str, str]]
+# Figures that need a run's images, by the method of RunImages that makes each.
+DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
+ENCODER = {
+    "Test images in feature space, PCA": "pca_map",
+    "Test images in feature space, t-SNE": "tsne_map",
+    "Which classes are confused": "confusion",
+    "Nearest neighbours": "neighbours",
+}
 
 
 def write_report(
@@ -36,6 +45,7 @@ def write_report(
     *,
     images: int = 10_000,
     say: Say | None = None,
+    view: EvaluationView | None = None,
     allow_code: AllowCode = (),
 ) -> list[str]:
     """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
@@ -43,6 +53,7 @@ def write_report(
     `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out, and with
     them all that would need the code of a network.
     """
+    shown = view or EvaluationView()
     records = [RunRecord.read(path) for path in runs]
     out = Path(out)
     if not out.parent.is_dir():
@@ -50,10 +61,12 @@ def write_report(
     if out.is_dir():
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
     opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
-    pages = [
-        _run_page(record, run, f"run{number}", images, say or _silent)
-        for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
-    ]
+    with shown:
+        shown.start(sum(_figures(record) for record in records), "report")
+        pages = [
+            _run_page(record, run, f"run{number}", images, say or _silent, shown)
+            for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
+        ]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
     write_atomically(out, html)
     several = len(pages) > 1
@@ -66,16 +79,29 @@ def _silent(text: str) -> None:
     """Progress that nobody watches."""
 
 
-def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say) -> RunPage:
+def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:
+    return run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
+
+
+def _figures(record: RunRecord) -> int:
+    return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
+
+
+def _run_page(
+    record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: EvaluationView
+) -> RunPage:
     left_out: LeftOut = []
-    cost = run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
-    looked = _RunLooks(record.name, run, prefix, images, left_out, say)
+    looked = _RunLooks(record.name, run, prefix, images, left_out, say, view)
+
+    def made(makers: dict[str, run_figures.Maker]) -> tuple[Figure, ...]:
+        return _collect(((title, partial(make, record)) for title, make in makers.items()), left_out, prefix, view)
+
     sections = [
-        Section(f"{prefix}-learning", "Did it learn?", "", _made(run_figures.LEARNING, record, prefix, left_out)),
-        looked.encoder_section(),
-        Section(f"{prefix}-clients", "What the clients did", "", _made(run_figures.CLIENTS, record, prefix, left_out)),
-        looked.data_section(),
-        Section(f"{prefix}-cost", "What it cost", "", _made(cost, record, prefix, left_out)),
+        Section(f"{prefix}-learning", "Did it learn?", "", made(run_figures.LEARNING)),
+        looked.section("encoder", "What the encoder sees", ENCODER),
+        Section(f"{prefix}-clients", "What the clients did", "", made(run_figures.CLIENTS)),
+        looked.section("data", "The data", DATA),
+        Section(f"{prefix}-cost", "What it cost", "", made(_cost(record))),
     ]
     head, rows = _round_rows(record)
     return RunPage(
@@ -99,9 +125,16 @@ class _RunLooks:
     """The figures of one run that need its images; without images or encoder they are left out, with the reason."""
 
     def __init__(
-        self, name: str, run: FinishedRun | None, prefix: str, images: int, left_out: LeftOut, say: Say
+        self,
+        name: str,
+        run: FinishedRun | None,
+        prefix: str,
+        images: int,
+        left_out: LeftOut,
+        say: Say,
+        view: EvaluationView,
     ) -> None:
-        self.prefix, self.left_out = prefix, left_out
+        self.prefix, self.left_out, self.view = prefix, left_out, view
         self.num_classes: int | None = None
         self.looks: RunImages | None = None
         if run is None:
@@ -109,47 +142,33 @@ class _RunLooks:
             return
         say(f"{name}: looking at images and features")
         try:
-            self.looks = RunImages.of(run, images)
+            self.looks = RunImages.of(run, images, view.watch)
             self.num_classes = self.looks.num_classes
         except FedsslError as error:
             self.reason = str(error)
 
-    def data_section(self) -> Section:
-        figures = self._made({"Who holds what": "holdings", "What each client trains on": "views"})
-        return Section(f"{self.prefix}-data", "The data", "", figures)
-
-    def encoder_section(self) -> Section:
-        titles = {
-            "Test images in feature space, PCA": "pca_map",
-            "Test images in feature space, t-SNE": "tsne_map",
-            "Which classes are confused": "confusion",
-            "Nearest neighbours": "neighbours",
-        }
-        return Section(f"{self.prefix}-encoder", "What the encoder sees", "", self._made(titles))
+    def section(self, name: str, title: str, figures: dict[str, str]) -> Section:
+        return Section(f"{self.prefix}-{name}", title, "", self._made(figures))
 
     def _made(self, titles: dict[str, str]) -> tuple[Figure, ...]:
         if self.looks is None:
             self.left_out += [(title, self.reason) for title in titles]
             return ()
-        looks = self.looks
-        return _collect(((title, getattr(looks, name)) for title, name in titles.items()), self.left_out, self.prefix)
-
-
-def _made(
-    makers: dict[str, run_figures.Maker], record: RunRecord, prefix: str, left_out: LeftOut
-) -> tuple[Figure, ...]:
-    return _collect(((title, partial(make, record)) for title, make in makers.items()), left_out, prefix)
+        makers = ((title, getattr(self.looks, name)) for title, name in titles.items())
+        return _collect(makers, self.left_out, self.prefix, self.view)
 
 
 def _collect(
-    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str
+    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: EvaluationView
 ) -> tuple[Figure, ...]:
     figures = []
     for title, make in makers:
+        view.watch(title, 0, 1)
         try:
             figures.append(make(prefix))
         except FedsslError as error:
             left_out.append((title, str(error)))
+        view.finished_piece()
     return tuple(figures)
 
 

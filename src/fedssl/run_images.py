@@ -12,7 +12,7 @@ from fedssl.data.client_views import client_views
 from fedssl.data.images import Images
 from fedssl.data.partition import Partition
 from fedssl.errors import FedsslError
-from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
+from fedssl.evaluation.features import Watch, compute_features, unwatched, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.projection import principal_components, tsne
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -36,15 +36,16 @@ class RunImages:
     run: FinishedRun
     train: Images
     test: Images | None
+    watch: Watch = unwatched
 
     @classmethod
-    def of(cls, run: FinishedRun, images: int) -> "RunImages":
+    def of(cls, run: FinishedRun, images: int, watch: Watch = unwatched) -> "RunImages":
         if run.dataset.labelled is None:
             if not len(run.dataset.train):
                 raise FedsslError(ELSEWHERE)
-            return cls(run, _evenly(run.dataset.train, BANK), None)
+            return cls(run, _evenly(run.dataset.train, BANK), None, watch)
         train, test = run.dataset.labelled
-        return cls(run, _evenly(train, BANK), _evenly(test, images))
+        return cls(run, _evenly(train, BANK), _evenly(test, images), watch)
 
     @property
     def num_classes(self) -> int | None:
@@ -165,11 +166,14 @@ class RunImages:
 
     @cached_property
     def _train_features(self) -> Tensor:
-        return compute_features(self._trained[0], self.train.pixels)
+        return self._features(self._trained[0], self.train.pixels, "training images")
 
     @cached_property
     def _test_features(self) -> Tensor:
-        return compute_features(self._trained[0], self._test.pixels)
+        return self._features(self._trained[0], self._test.pixels, "test images")
+
+    def _features(self, encoder: nn.Module, pixels: Tensor, what: str) -> Tensor:
+        return compute_features(encoder, pixels, watch=self.watch, text=f"features of {what}")
 
     @cached_property
     def _mapped(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from fedssl.config import Config
 from fedssl.data.fetch import Progress
 from fedssl.engines.in_process import InProcessEngine
 from fedssl.engines.processes import ProcessEngine
+from fedssl.extras import need
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.rounds import Engine
 from fedssl.reports.progress import View
@@ -34,6 +35,8 @@ class OneMachine:
     """All clients here (or on a Ray cluster that shares the disk), with their images and states."""
 
     def build(self, config: Config, progress: Progress) -> Parts:
+        if config.run.engine == "flower":
+            need("flower", "engine", also=("ray",))
         return build(config, progress)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:

@@ -77,7 +77,13 @@ def test_arrays_by_name(tmp_path):
     [
         ({"x": IMAGES, "y": np.arange(4)}, r"'y' is int64 of shape \(4,\): labels are whole numbers or texts"),
         ({"x": IMAGES, "y": np.linspace(0, 1, 5)}, "'y' is float64"),
-        ({"x": IMAGES / 255}, "0 arrays may be images"),
+        ({"y": np.arange(5)}, "0 arrays may be images"),
+        (
+            {"x": IMAGES / 255},
+            r"type float64: .*astype\('uint8'\) \(first times 255, if they go from 0 to 1\)$",
+        ),
+        ({"x": IMAGES.astype(np.int64)}, r"images of type int64: .*: save images.round\(\).astype\('uint8'\)$"),
+        ({"x": IMAGES[:, :0]}, r"images of shape \(5, 0, 8, 3\): they have no pixels"),
         ({"x": IMAGES[..., :2]}, r"images of shape \(5, 8, 8, 2\)"),
     ],
 )

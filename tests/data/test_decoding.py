@@ -197,7 +197,7 @@ def test_truncated_files(form, share):
         (b"\xff\xd8\xff\xe0 a JPEG that is none", "not an image|damaged"),
         (b"\x89PNG\r\n\x1a\n", "not an image|damaged"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image"),
-        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "not an image"),
+        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "^GIF is not read: save it as one of PNG, JPEG, WEBP, BMP, TIFF$"),
     ],
 )
 def test_what_is_no_image(content, reason):

@@ -230,3 +230,27 @@ def test_names_for_people():
     assert printable("käse\t\udcff.png") == r"käse\t\xff.png"
     assert shortened("x" * 10, 20) == "x" * 10
     assert len(shortened("x" * 500)) == 121
+
+
+def test_an_image_of_a_kind_that_is_not_read_says_so(tmp_path):
+    for name in ("a.gif", "b.HEIC", "c.png"):
+        (tmp_path / name).write_bytes(b"x")
+    saved = "is not read: save it as one of PNG, JPEG, WEBP, BMP, TIFF"
+    assert reasons(find_in_folder(tmp_path)) == {"a.gif": f"GIF {saved}", "b.HEIC": f"HEIC {saved}"}
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "why"),
+    [
+        (("north", "south"), ("cat", "dog"), "each has a folder cat"),
+        (("site1", "site2", "Hospital-A"), ("",), "by their names"),
+        (("north", "south"), ("",), ""),
+    ],
+)
+def test_folders_that_look_like_sites_are_remarked(tmp_path, clients, classes, why):
+    write_folder(tmp_path, clients, classes, each=1)
+    remarks = find_in_folder(tmp_path).remarks
+    assert [f"look like sites, not classes ({why}): data.layout = silos" in text for text in remarks] == [True] * bool(
+        why
+    )
+    assert find_in_folder(tmp_path, silos=True).remarks == ()

@@ -142,5 +142,5 @@ def test_no_training_split_and_what_is_no_dataset(tmp_path):
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FedsslError, match=r"pip install 'fedssl\[hf\]'"):
+    with pytest.raises(FedsslError, match=r'pip install "fedssl\[hf\]"'):
         find_in_dataset("hf:someone/something", COLUMNS)

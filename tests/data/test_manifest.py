@@ -167,5 +167,5 @@ def test_what_is_no_parquet(folder):
 
 def test_without_pyarrow(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(FedsslError, match=r"pip install 'fedssl\[parquet\]'"):
+    with pytest.raises(FedsslError, match=r'pip install "fedssl\[parquet\]"'):
         find_in_manifest(folder / "x.parquet", COLUMNS)

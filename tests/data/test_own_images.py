@@ -266,3 +266,12 @@ def test_the_config_knows_the_place_from_anywhere(tmp_path, monkeypatch):
     assert config.data.settings["eval_test"] == str(tmp_path.parent / "t")
     assert config.data.settings["eval_train"] == "hf:a/b"
     assert load_config("folder").data.settings["path"] == absolute("") == ""
+
+
+def test_images_that_had_to_be_enlarged_are_remarked_with_the_smallest(tmp_path):
+    write_folder(tmp_path / "p", each=3, size=24)
+    write(tmp_path / "p" / "dot.png", noise(1))
+    remark = "1 of 4 images are smaller than data.image_size = 16 and were enlarged; the smallest, dot.png, is 1 x 1"
+    assert remark in folder(path=str(tmp_path / "p"), image_size=16).remarks
+    (tmp_path / "p" / "dot.png").unlink()
+    assert not any("enlarged" in text for text in folder(path=str(tmp_path / "p"), image_size=24).remarks)

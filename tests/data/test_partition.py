@@ -227,14 +227,23 @@ def test_errors_name_the_field(call, text):
 
 # --- natural ----------------------------------------------------------------------------------------------------------
 
-OWNERS = Owners(np.array([1, 0, 1, 3, 1, 0]), ("a", "b", "empty", "d"))
+OWNERS = Owners(np.array([1, 0, 1, 3, 1, 0, 3]), ("a", "b", "empty", "d"))
 
 
 def test_natural_gives_everyone_their_own():
-    partition = natural(None, 6, 0, OWNERS)
-    assert [indices.tolist() for indices in partition.clients] == [[1, 5], [0, 2, 4], [], [3]]
+    partition = natural(None, 7, 0, OWNERS)
+    assert [indices.tolist() for indices in partition.clients] == [[1, 5], [0, 2, 4], [], [3, 6]]
     assert (partition.names, partition.unused) == (("a", "b", "empty", "d"), 0)
     assert (partition.title(3), iid(None, 6, 0, num_clients=2).title(1)) == ("client 3 (d)", "client 1")
+
+
+def test_natural_leaves_out_whoever_has_one_image():
+    owners = Owners(np.array([1, 0, 2, 2, 3]), ("one", "alone", "many", "single"))
+    partition = natural(None, 5, 0, owners)
+    assert ([part.tolist() for part in partition.clients], partition.names) == ([[2, 3]], ("many",))
+    assert partition.unused == 3
+    with pytest.raises(FedsslError, match="each of the 2 clients that the data name has 1 image"):
+        natural(None, 2, 0, Owners(np.array([0, 1]), ("a", "b")))
 
 
 def test_natural_without_owners_is_iid_with_five_or_as_many_as_asked_for():
@@ -245,9 +254,9 @@ def test_natural_without_owners_is_iid_with_five_or_as_many_as_asked_for():
 
 
 def test_natural_with_another_number_of_clients_is_refused():
-    assert len(natural(None, 6, 0, OWNERS, num_clients=4).clients) == 4
+    assert len(natural(None, 7, 0, OWNERS, num_clients=4).clients) == 4
     with pytest.raises(FedsslError, match="num_clients is 5 but the data name 4 clients"):
-        natural(None, 6, 0, OWNERS, num_clients=5)
+        natural(None, 7, 0, OWNERS, num_clients=5)
 
 
 def test_natural_keeps_a_share_of_each_and_leaves_out_labelled_images():
@@ -261,7 +270,7 @@ def test_natural_keeps_a_share_of_each_and_leaves_out_labelled_images():
 
 def test_names_are_saved_and_checked(tmp_path):
     path = tmp_path / "partition.json"
-    natural(None, 6, 0, OWNERS).save(path)
+    natural(None, 7, 0, OWNERS).save(path)
     assert Partition.load(path).names == OWNERS.names
     path.write_text(json.dumps({"clients": [[1, 2]], "unused": 0, "names": ["a", "b"]}))
     with pytest.raises(FedsslError, match="names 2 of 1 clients"):

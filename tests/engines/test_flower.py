@@ -8,7 +8,6 @@ from flower_grid import FakeGrid, node, unavailable
 from harness import PRESETS, everything, experiment
 from small import make_client, make_method, task
 
-from fedssl.client_side import simulated
 from fedssl.engines import flower_client
 from fedssl.engines.flower import ByKey, ByName, FlowerEngine, Numbered
 from fedssl.engines.flower_api import Array, ArrayRecord, ErrorCode, Message
@@ -371,14 +370,6 @@ def test_who_left_is_said(tmp_path):
     federation.grid.nodes = []
     federation.engine.directory.look()
     assert federation.said == ["north is here", "warning: north is away"]
-
-
-@pytest.mark.parametrize("missing", ["flwr", "ray"])
-def test_a_missing_extra_is_named(monkeypatch, missing, tmp_path):
-    monkeypatch.setattr("fedssl.client_side.find_spec", lambda name: None if name == missing else object())
-    config = experiment("FedU", engine="flower").config
-    with pytest.raises(FedsslError, match="pip install"):
-        simulated(config, 6, tmp_path, tmp_path, print)
 
 
 def test_a_large_model_is_cut_into_small_objects_and_put_together_again():

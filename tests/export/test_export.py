@@ -54,7 +54,7 @@ def wide(name, stem_stride=1, channels=3):
     size = feature_size(backbone, channels, (16, 16))
     network = {"name": name, "stem_stride": stem_stride}
     about = {"network": network, "channels": channels, "image_size": [16, 16], "feature_size": size}
-    return TrainedEncoder(FeatureExtractor(backbone, size).eval(), about, Decoding(16, channels))
+    return TrainedEncoder(FeatureExtractor(backbone, size, (channels, 16, 16)).eval(), about, Decoding(16, channels))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def test_a_program_with_other_results_is_not_written(tmp_path):
 
 def test_without_the_extra_the_remedy_is_said(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(FedsslError, match=r"pip install 'fedssl\[onnx\]'"):
+    with pytest.raises(FedsslError, match=r'pip install "fedssl\[onnx\]"'):
         export_encoder(run, tmp_path / "out", ["onnx"])
 
 

@@ -1,13 +1,11 @@
 """Client-level differential privacy: clipping by hand, the noise by its statistics, epsilon by its formula."""
 
 import math
-import sys
 
 import pytest
 import torch
 from small import make_client, make_method, of, result, run, values
 
-from fedssl.errors import FedsslError
 from fedssl.federation.accounting import cautions, epsilon, in_words, most_participations
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import GlobalWeights, TrainResult
@@ -144,12 +142,6 @@ def test_rounds_in_which_a_client_was_not_asked_do_not_count():
     asked = [sample_clients(6, 2, 3, r) for r in range(1, 21)]
     assert most_participations(6, 2, 3, 20) == max(sum(k in one for one in asked) for k in range(6)) < 20
     assert most_participations(6, 2, 3, 0) == 0
-
-
-def test_the_accountant_is_an_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(FedsslError, match=r"pip install 'fedssl\[privacy\]'"):
-        epsilon(1.0, 1, 1e-5)
 
 
 def test_what_is_said_of_epsilon():

@@ -11,6 +11,7 @@ from fedssl.paper.figures import figures_of
 from fedssl.paper.forecast import Amounts, Forecast
 from fedssl.paper.page import write_page
 from fedssl.paper.scales import load_scales
+from fedssl.reports.evaluation_view import EvaluationView
 
 STUDIES = load_studies()
 
@@ -122,6 +123,20 @@ def test_amounts_follow_from_the_settings():
     assert amounts("linear-evaluation", "BYOL (Centralized)").client_images == 50_000
 
 
+class Counting(EvaluationView):
+    def __init__(self):
+        self.lines = []
+
+    def start(self, pieces, text="evaluation"):
+        self.lines.append(f"{text}: {pieces}")
+
+    def watch(self, text, done, total):
+        self.lines.append(text)
+
+    def finished_piece(self):
+        self.lines.append("done")
+
+
 def test_a_forecast_measures_each_network_once(tmp_path, monkeypatch):
     from fedssl.paper import forecast as module
 
@@ -132,6 +147,9 @@ def test_a_forecast_measures_each_network_once(tmp_path, monkeypatch):
     )
     forecast = Forecast(SMOKE.evaluation_epochs)
     plan = plan_of("linear-evaluation", tmp_path, 2, rows=["FedBYOL", "FedEMA (autoscaler"])
+    view = Counting()
+    forecast.measure(plan.runs.values(), view)
+    assert view.lines == ["measuring: 1", "byol with convnet", "done"]
     found = [forecast.of(run) for run in plan.runs.values()]
     assert len(found) == 16, "two rows, four columns, two seeds"
     assert len(measured) == 1

@@ -101,7 +101,8 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]]
 def _image_array(path: Path, headers: Mapping[str, Any], wanted: str) -> str:
     if wanted in headers:
         return wanted
-    fitting = [name for name, (shape, dtype) in headers.items() if len(shape) in (3, 4) and dtype in DEPTHS]
+    shaped = [name for name, (shape, _) in headers.items() if len(shape) in (3, 4)]
+    fitting = [name for name in shaped if headers[name][1] in DEPTHS] or shaped  # of another type: `_layout` says so
     if wanted or len(fitting) != 1:
         problem = f"there is no array {wanted!r}" if wanted else f"{len(fitting)} arrays may be images"
         raise FedsslError(
@@ -147,7 +148,13 @@ def _found(
 
 def _layout(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
     if dtype not in DEPTHS:
-        raise FedsslError(f"{printable(path)}: images of type {dtype}: only uint8 (0 to 255) and uint16 are understood")
+        scale = " (first times 255, if they go from 0 to 1)" if dtype.kind == "f" else ""
+        raise FedsslError(
+            f"{printable(path)}: images of type {dtype}: only uint8 (0 to 255) and uint16 are understood: save "
+            f"images.round().astype('uint8'){scale}"
+        )
+    if 0 in shape[1:]:
+        raise FedsslError(f"{printable(path)}: images of shape {shape}: they have no pixels")
     if len(shape) == 3:
         return "NHW"
     if len(shape) == 4 and shape[3] in (1, 3, 4):

@@ -13,6 +13,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff")
+OTHERS = (".gif", ".heic", ".heif", ".avif", ".jp2", ".svg", ".dcm", ".ppm", ".pgm", ".ico")  # images all the same
+GIF = b"GIF8"
 MOST_PIXELS = 89_478_485  # where PIL begins to warn: a file of kilobytes may unpack to gigabytes
 LARGE = 16_000_000  # pixels; a decoder may hold twelve bytes of each, so that several threads would need gigabytes
 ONE_LARGE = Lock()
@@ -66,10 +68,10 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))
         with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
             image.load()  # verify() would let a truncated JPEG pass
-            pixels = _to_pixels(_upright(image), decoding)
+            pixels = decode_image(image, decoding)
     except UnidentifiedImageError:
-        empty = not file.seek(0, 2)
-        raise RefusedError("empty file" if empty else f"not an image ({', '.join(FORMATS)})") from None
+        file.seek(0)
+        raise RefusedError(_why_unknown(file.read(len(GIF)))) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RefusedError(f"more than {MOST_PIXELS:,} pixels: a decompression bomb, or reduce it first") from None
     except (RefusedError, MemoryError):
@@ -82,6 +84,11 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)
 
 
+def decode_image(image: Image.Image, decoding: Decoding) -> UInt8Array:
+    """An image that was opened already, turned as the camera says."""
+    return _to_pixels(_upright(image), decoding)
+
+
 def decode_array(row: AnyArray, decoding: Decoding) -> Picture:
     """One image of an array: uint8 or uint16, height x width or height x width x 1, 3 or 4 channels."""
     height, width = row.shape[:2]
@@ -92,6 +99,16 @@ def decode_array(row: AnyArray, decoding: Decoding) -> Picture:
     image = Image.fromarray(flat)
     digest = hashlib.sha256(flat.data).hexdigest()
     return Picture(_to_pixels(image, decoding), digest, width, height, f"array {image.mode}")
+
+
+def _why_unknown(start: bytes) -> str:
+    if start == GIF:
+        return not_read("GIF")
+    return f"not an image ({', '.join(FORMATS)})" if start else "empty file"
+
+
+def not_read(kind: str) -> str:
+    return f"{kind} is not read: save it as one of {', '.join(FORMATS)}"
 
 
 def _check_size(width: int, height: int) -> None:

@@ -1,15 +1,16 @@
 """Folders of images: one for all, or silos, whose first-level subfolders are the clients; never left, never changed."""
 
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
 from fedssl.data.dataset import Refusal
-from fedssl.data.decoding import ENDINGS, RefusedError, UnreadableError
+from fedssl.data.decoding import ENDINGS, OTHERS, RefusedError, UnreadableError, not_read
 from fedssl.data.samples import Found, Read, Sample, by_number, printable, shortened
 
 # NONBLOCK: a pipe that took the file's place after it was found must not make us wait for a writer.
@@ -17,6 +18,8 @@ from fedssl.data.samples import Found, Read, Sample, by_number, printable, short
 OPENING = os.O_RDONLY
 for flag in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):
     OPENING |= getattr(os, flag, 0)
+SITE = re.compile(r"(site|silo|client|hospital|clinic|cent(re|er)|node)s?[ _-]?[0-9a-z]{0,3}", re.I)
+SILOS = "data.layout = silos takes them as clients, and as classes the folders in them"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def find_in_folder(root: Path, *, silos: bool = False, labels: bool = True) -> F
         files = {path: real for path, real in files.items() if os.sep in path}
     folders = [path.split(os.sep)[:-1] for path in files]  # noqa: PTH206 - a Path of each would be slow
     named, remarks = _classes(list(files), [folder[1:] if silos else folder for folder in folders])
+    if not silos and any(named) and (sites := look_like_sites(folders)):
+        remarks = (*remarks, sites)
     samples = [
         Sample(printable(path), printable(folder[0]) if silos else None, label if labels else None)
         for path, folder, label in zip(files, folders, named, strict=True)
@@ -116,7 +121,10 @@ def _why_not(entry: os.DirEntry[str], root: str) -> str:
         return "a link to nothing"
     except OSError as error:
         return f"cannot be looked at: {error.strerror}"
-    return "" if entry.name.lower().endswith(ENDINGS) else "its name has no ending of an image"
+    ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - as above
+    if ending in OTHERS:
+        return not_read(ending[1:].upper())
+    return "" if ending in ENDINGS else "its name has no ending of an image"
 
 
 def _silos(root: Path) -> list[str]:
@@ -152,3 +160,16 @@ def _classes(paths: list[str], folders: list[list[str]]) -> tuple[list[str | Non
         return unknown, (f"{which} are in no class folder: so no image has a class",)
     several = len({folder[0] for folder in folders}) > 1
     return [printable(folder[0]) for folder in folders] if several else unknown, ()
+
+
+def look_like_sites(folders: Sequence[Sequence[str]]) -> str:
+    """A remark where the first of the folders are sites, by their names or as each has the same folders in it."""
+    inside: dict[str, set[str]] = {}
+    for first, *rest in folders:
+        inside.setdefault(first, set()).update(rest[:1])
+    same = set.intersection(*inside.values()) if inside else set()
+    if len(inside) < 2 or not (same or all(SITE.fullmatch(name) for name in inside)):
+        return ""
+    why = f"each has a folder {shortened(printable(min(same)), 40)}" if same else "by their names"
+    named = ", ".join(shortened(printable(name), 40) for name in sorted(inside)[:3])
+    return f"the folders {named}{' …' if len(inside) > 3 else ''} look like sites, not classes ({why}): {SILOS}"

@@ -12,6 +12,7 @@ from fedssl.data.decoding import RefusedError
 from fedssl.data.folder import Files, open_image
 from fedssl.data.samples import Found, Part, Read, Sample, by_number, printable
 from fedssl.errors import FedsslError
+from fedssl.extras import need
 
 BY_NAME = "hf:"
 MARKS = ("dataset_dict.json", "state.json")  # one of them lies in a folder that `save_to_disk` wrote
@@ -55,6 +56,7 @@ def is_saved_dataset(path: Path) -> bool:
 
 def find_in_dataset(place: str, columns: Mapping[str, str], *, labels: bool = True) -> Found:
     """Split "train" (or the only one) to train on, split "test" to evaluate with; `columns` as of an array."""
+    need("hf", printable(place))
     splits, unused = _splits(place)
     first = next(iter(splits.values()))
     image = _column(place, first.features, "image", columns["image"])
@@ -74,10 +76,8 @@ def find_in_dataset(place: str, columns: Mapping[str, str], *, labels: bool = Tr
 
 
 def _library() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise FedsslError("Hugging Face datasets need their library: pip install 'fedssl[hf]'") from None
+    import datasets
+
     return datasets
 
 

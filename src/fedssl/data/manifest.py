@@ -10,6 +10,7 @@ from fedssl.data.dataset import Refusal
 from fedssl.data.folder import Files
 from fedssl.data.samples import Found, Part, Sample, by_number, printable
 from fedssl.errors import FedsslError
+from fedssl.extras import need
 
 ENDINGS = (".csv", ".parquet")
 SPLITS: dict[str, Part] = {
@@ -119,10 +120,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise FedsslError(f"{printable(path)}: Parquet needs pyarrow: pip install 'fedssl[parquet]'") from None
+    need("parquet", printable(path))
+    from pyarrow import ArrowException, parquet
+
     try:
         line = 0
         for batch in parquet.ParquetFile(path).iter_batches():

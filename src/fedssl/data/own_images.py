@@ -1,7 +1,7 @@
 """A user's own images as a dataset: found in one of five layouts, decoded once, with labels and clients if known."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +26,7 @@ from fedssl.data.manifest import find_in_manifest
 from fedssl.data.partition import Owners
 from fedssl.data.samples import Found, Part, Sample, by_number, printable, shortened
 from fedssl.errors import FedsslError
+from fedssl.extras import need
 from fedssl.seeding import numpy_stream
 from fedssl.settings import Count
 
@@ -61,6 +62,7 @@ def folder(
     strict: bool = False,
 ) -> Dataset:
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
+    _need_readers(eval_train, eval_test)
     columns = {"image": image_column, "label": label_column, "client": client_column}
     reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
     found = reader.find(path, "data.path", layout, columns, labels)
@@ -85,8 +87,19 @@ def folder(
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
-        remarks=(*found.remarks, *reader.remarks()),
+        remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
     )
+
+
+def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
+    """A remark on images that hold less than their pixels will say."""
+    small = [one for one in originals if min(one.width, one.height) < size]
+    if small:
+        least = min(small, key=lambda one: one.width * one.height)
+        yield (
+            f"{len(small):,} of {len(originals):,} images are smaller than data.image_size = {size} and were enlarged; "
+            f"the smallest, {shortened(least.name)}, is {least.width} x {least.height}"
+        )
 
 
 def sites(
@@ -102,6 +115,7 @@ def sites(
     """Images that stay at the sites of a deployment (`fedssl client --data`); here may be some for evaluation."""
     if bool(eval_train) != bool(eval_test):
         raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
+    _need_readers(eval_train, eval_test)
     reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
     nowhere = Found("", [], Files([]), [], (), ())
     learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
@@ -238,6 +252,15 @@ def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, st
             "your images: name another folder in FEDSSL_DATA"
         )
     return find_in_folder(path, silos=kind == "silos", labels=labels)
+
+
+def _need_readers(*places: str) -> None:
+    """What places of evaluation need, before the training images are decoded, which may take an hour."""
+    for place in filter(None, places):
+        if _recognised(place) == "hugging-face":
+            need("hf", printable(place))
+        elif place.lower().endswith(".parquet"):
+            need("parquet", printable(place))
 
 
 def _recognised(place: str) -> Layout:

@@ -191,7 +191,8 @@ def natural(
 ) -> Partition:
     """Every client what the data say it holds (silos, a manifest's clients); where they say nothing, as `iid`.
 
-    `num_clients` is how many share images that belong to nobody (5 if not set).
+    `num_clients` is how many share images that belong to nobody (5 if not set). A client with a single image, from
+    which nothing can be learnt, is none; one without images is kept, for they may be out of reach.
     """
     if owners is None:
         return iid(labels, num_images, seed, num_clients=num_clients or NOBODYS_CLIENTS, data_amount=data_amount)
@@ -201,8 +202,11 @@ def natural(
             f"partition.num_clients is {num_clients} but the data name {count} clients: leave it out, or deal their "
             'images out anew with partition.name = "iid"'
         )
-    held = [np.flatnonzero(owners.clients == client) for client in range(count)]
-    return replace(_finish(held, labels, num_images, seed, data_amount), names=owners.names)
+    held = {name: np.flatnonzero(owners.clients == client) for client, name in enumerate(owners.names)}
+    kept = {name: indices for name, indices in held.items() if len(indices) != 1}
+    if not kept:
+        raise FedsslError(f"each of the {count} clients that the data name has 1 image: at least 2 are needed")
+    return replace(_finish(list(kept.values()), labels, num_images, seed, data_amount), names=tuple(kept))
 
 
 # Each is called with labels, the number of images, the seed and the owners; what a kind does not need it ignores.

@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.client_side import need_flower
 from fedssl.deployment.at_site import claim_state
 from fedssl.deployment.supervision import (
     Child,
@@ -38,7 +37,6 @@ class Site:
     insecure_anywhere: bool = False
 
     def check(self) -> None:
-        need_flower("fedssl client")
         host, _ = split_address(self.server)
         if self.ca is None:
             refuse_insecure(host, self.insecure_anywhere)

@@ -15,7 +15,6 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from fedssl.client_side import need_flower
 from fedssl.config import Config
 from fedssl.deployment.at_server import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
@@ -62,7 +61,6 @@ class Deployment:
         return RunFolder(self.folder.absolute()).flower
 
     def check(self) -> None:
-        need_flower("fedssl server")
         names = self.config.flower.clients
         if not names or len(set(names)) != len(names):
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")

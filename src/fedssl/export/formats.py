@@ -12,6 +12,7 @@ from torch import Tensor
 from fedssl.encoders import TrainedEncoder, permission
 from fedssl.export.programs import write_onnx, write_torch_export
 from fedssl.export.resnets import check_resnet, timm_usage, torchvision_usage
+from fedssl.extras import need
 from fedssl.networks.weight_files import ABOUT, standard_names
 from fedssl.weights import Weights
 
@@ -22,6 +23,10 @@ Write = Callable[[TrainedEncoder, Path], float | None]
 
 def _anything(about: About) -> None:
     """Every network can be written."""
+
+
+def _need_onnx(about: About) -> None:  # noqa: ARG001
+    need("onnx", "--to onnx")
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ FORMATS: dict[str, Format] = {
     "safetensors": Format("encoder.safetensors", _write_ours, _ours_usage("encoder.safetensors")),
     "torchvision": Format("torchvision.safetensors", _write_standard, torchvision_usage, check_resnet("torchvision")),
     "timm": Format("timm.safetensors", _write_standard, timm_usage, check_resnet("timm")),
-    "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage),
+    "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage, _need_onnx),
     "torch-export": Format("encoder.pt2", _write_torch_export, _torch_export_usage),
     "hub": Format("model.safetensors", _write_ours, _ours_usage("model.safetensors")),
 }

@@ -23,12 +23,9 @@ CHECKED = 3  # images that a program is compared with, another number than it wa
 @torch.no_grad()
 def write_onnx(model: nn.Module, about: dict[str, Any], output: str, path: Path) -> float:
     """images -> `output`; returns the largest difference that ONNX Runtime's results have from PyTorch's."""
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 - PyTorch's exporter needs it
-    except ImportError:
-        raise FedsslError("ONNX needs onnx, onnxscript and onnxruntime: pip install 'fedssl[onnx]'") from None
+    import onnx
+    import onnxruntime
+
     with mode(model, training=False), _hushed(), _named(about):
         program: Any = torch.onnx.export(
             model,

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from typing import Any
 
-from fedssl.errors import FedsslError
 from fedssl.federation.client_sampling import sample_clients
 
 WEAK = 10.0  # an epsilon above this promises next to nothing
@@ -22,10 +21,8 @@ def most_participations(num_clients: int, clients_per_round: int | None, seed: i
 
 def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     """Of so many Gaussian releases about a client: together one with the multiplier divided by their root."""
-    try:
-        from dp_accounting import get_epsilon_gaussian
-    except ImportError:
-        raise FedsslError("privacy.name: 'client-dp' needs its accountant: pip install 'fedssl[privacy]'") from None
+    from dp_accounting import get_epsilon_gaussian
+
     if releases == 0:
         return 0.0
     if noise_multiplier == 0:

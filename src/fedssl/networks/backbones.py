@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,6 +19,7 @@ Channels = Annotated[int, Ge(1)]
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
 Init = Literal["he", "pytorch"]
 AllowCode = Sequence[str]  # packages ("mynets") whose code may be imported, or a factory by its whole name
+USUAL_SIZES = (28, 32, 64, 96, 128, 160, 192, 224, 256, 299, 336, 384, 448, 512, 518)  # of networks for one size only
 
 
 class _SameLayoutBack(torch.autograd.Function):
@@ -201,6 +204,9 @@ def find_backbone(name: str, allow_code: AllowCode = (), source: str = "network.
     if name in BACKBONES:
         return BACKBONES[name]
     module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        # The command `fedssl`, unlike `python -m`, does not look there. Last: it hides nothing that is installed.
+        sys.path.append(str(Path.cwd()))
     try:
         factory: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -260,15 +266,31 @@ def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **sett
     return module
 
 
+def _other_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]) -> str:
+    """The nearest usual size that the backbone does take, and what to set; "" when it is not a matter of size."""
+    for side in sorted(USUAL_SIZES, key=lambda side: abs(side - image_size[0])):
+        try:
+            backbone(torch.zeros(2, channels, side, side))
+        except Exception:
+            continue
+        return (
+            f"; it takes {side}x{side}: give it such images (data.image_size = {side}), or build it for "
+            f"{image_size[0]}x{image_size[1]} with a setting of its own in [network]"
+        )
+    return ""
+
+
 @torch.no_grad()
 def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]) -> int:
     """Found by a dry forward of two blank images; says so when the module does not map images to vectors."""
     was_training = backbone.training
     try:
         features = backbone.eval()(torch.zeros(2, channels, *image_size))
-    except (RuntimeError, ValueError, IndexError) as error:
-        size = f"{channels}x{image_size[0]}x{image_size[1]}"
-        raise FedsslError(f"network: the backbone fails on images of {size}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a user's module raises what it likes, a ViT of another size an AssertionError
+        size, why = f"{channels}x{image_size[0]}x{image_size[1]}", (str(error) or type(error).__name__).splitlines()[0]
+        raise FedsslError(
+            f"network: the backbone fails on images of {size}: {why}{_other_size(backbone, channels, image_size)}"
+        ) from error
     finally:
         backbone.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:

@@ -11,12 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedssl.errors import FedsslError
+from fedssl.networks.backbones import ConvNet, ResNet
 
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
 OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
 HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
 COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
+FIRST = "bn1.weight"  # of our networks: as long as the network is wide
 NAMED = 3  # differing keys that a message names
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 PROGRAMS = {".onnx": "an ONNX graph", ".pt2": "a torch.export program"}
@@ -78,7 +80,7 @@ def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace(OURS, STANDARD): tensor for name, tensor in tensors.items()}
 
 
-def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (), field: str = "skip") -> None:
+def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (), field: str = "") -> None:
     """Copies the file's values into the module; every key must be there with its shape, but for modules to skip."""
     own = backbone.state_dict()
     unknown = [one for one in skip if not any(_below(name, [one]) for name in own)]
@@ -96,8 +98,9 @@ def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (
             _listed("not of this network", surplus),
             _listed("of another shape", [f"{n} {_shape(given[n])} instead of {_shape(wanted[n])}" for n in shapes]),
         ]
-        text = "; ".join(filter(None, differences))
-        raise FedsslError(f"{file.path}: belongs to another network: {text}{_remedy([*missing, *surplus, *shapes])}")
+        text, names = "; ".join(filter(None, differences)), [*missing, *surplus, *shapes]
+        remedy = (field and _other_width(backbone, given, names)) or _remedy(names, field)
+        raise FedsslError(f"{file.path}: belongs to another network: {text}{remedy}")
     backbone.load_state_dict({**own, **{name: tensor for name, tensor in given.items() if name in wanted}})
 
 
@@ -107,14 +110,23 @@ def _our_name(name: str, own: Mapping[str, Tensor]) -> str:
     return next((one for one in (name, bare, bare.replace(STANDARD, OURS)) if one in own), bare)
 
 
-def _remedy(differing: Iterable[str]) -> str:
+def _other_width(backbone: nn.Module, given: Mapping[str, Tensor], differing: Sequence[str]) -> str:
+    """The remedy where a network of ours has the same layers of another width (see the first BatchNorm); else ""."""
+    if not isinstance(backbone, ResNet | ConvNet) or FIRST not in differing or not given.keys() >= set(differing):
+        return ""
+    ours, theirs = len(backbone.state_dict()[FIRST]), len(given[FIRST])
+    return f": set network.width = {theirs}, the width of these weights, instead of {ours}"
+
+
+def _remedy(differing: Iterable[str], field: str) -> str:
     modules = {name.rpartition(".")[0] for name in differing}
-    if modules == {"conv1"}:
+    if field and modules == {"conv1"}:
         return (
-            '. Only the stem differs (ImageNet networks have 7x7, ours 3x3): init.skip = ["conv1"] loads all but the '
+            f'. Only the stem differs (ImageNet networks have 7x7, ours 3x3): {field} = ["conv1"] loads all but the '
             "stem, which starts at random"
         )
-    return ": give network.name and its settings as they were when these weights were trained"
+    skipping = f", or leave modules out with {field}" if field else ""
+    return f": give network.name and its settings as they were when these weights were trained{skipping}"
 
 
 def _below(name: str, modules: Sequence[str]) -> bool:

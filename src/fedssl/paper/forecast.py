@@ -5,7 +5,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from fedssl.evaluation.linear_probe import linear_probe_predictions
 from fedssl.evaluation.training import Fitting
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.paper.plan import PlannedRun
+from fedssl.reports.evaluation_view import EvaluationView
 from fedssl.weights import Weights
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
@@ -135,6 +136,16 @@ class Forecast:
     def __init__(self, evaluation_epochs: dict[str, int]) -> None:
         self.epochs = evaluation_epochs
         self._speeds: dict[str, Speed] = {}
+
+    def measure(self, runs: Iterable[PlannedRun], view: EvaluationView) -> None:
+        """Every distinct network of the runs, which takes seconds to minutes each."""
+        configs = {_kind(run.config): run.config for run in runs}
+        with view:
+            view.start(len(configs), "measuring")
+            for config in configs.values():
+                view.watch(f"{config.method.name} with {config.network.name}", 0, 1)
+                self.speed(config)
+                view.finished_piece()
 
     def speed(self, config: Config) -> Speed:
         """Measured with as many threads as the run has."""

@@ -1,4 +1,4 @@
-"""Progress of an evaluation and its table: bars with the time left on a terminal, plain lines elsewhere."""
+"""Progress of an evaluation, a report or a forecast, with the time left: bars on a terminal, else lines; tables."""
 
 import statistics
 import sys
@@ -23,8 +23,8 @@ class EvaluationView:
     def __exit__(self, *details: object) -> None:
         pass
 
-    def start(self, pieces: int) -> None:
-        """Before the first piece of work: one encoder by one protocol with one seed."""
+    def start(self, pieces: int, text: str = "evaluation") -> None:
+        """Before the first piece of work: one encoder by one protocol with one seed, a figure, a measurement."""
 
     def watch(self, text: str, done: int, total: int) -> None:
         """How far the work named by the text is."""
@@ -37,7 +37,7 @@ class EvaluationView:
 class PlainEvaluationView(EvaluationView):
     """A line for every result, and one for work that took a while."""
 
-    def start(self, pieces: int) -> None:
+    def start(self, pieces: int, text: str = "evaluation") -> None:  # noqa: ARG002
         self.pieces, self.done, self.text = pieces, 0, ""
         self.started = self.work_started = time.monotonic()
 
@@ -79,8 +79,8 @@ class LiveEvaluationView(EvaluationView):
     def __exit__(self, *details: object) -> None:
         self.bars.__exit__(None, None, None)
 
-    def start(self, pieces: int) -> None:
-        self.all = self.bars.add_task("evaluation", total=pieces)
+    def start(self, pieces: int, text: str = "evaluation") -> None:
+        self.all = self.bars.add_task(text, total=pieces)
         self.work = self.bars.add_task("", total=None)
         self.text = ""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedssl.errors import FedsslError
+from fedssl.extras import EXTRAS, need
 from fedssl.files import write_atomically
 from fedssl.reports.compare import flatten, setting_text
 from fedssl.reports.metrics import metrics_of
@@ -30,7 +30,7 @@ class TensorBoardLogger:
     """Event files in RUN/tensorboard: `tensorboard --logdir runs`."""
 
     def __init__(self) -> None:
-        self._make = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._make = _package("tensorboard").SummaryWriter
 
     def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
         # What an earlier process logged of later rounds is hidden: they are run again.
@@ -56,7 +56,7 @@ class WandbLogger:
     """A run of Weights & Biases in the project `fedssl`; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self) -> None:
-        self._wandb = _package("wandb", "wandb")
+        self._wandb = _package("wandb")
 
     def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
         known = _remembered(folder, "wandb") if done is not None else None
@@ -78,7 +78,7 @@ class MlflowLogger:
     """A run of MLflow in the experiment `fedssl`; MLFLOW_TRACKING_URI says where."""
 
     def __init__(self) -> None:
-        self._mlflow = _package("mlflow", "mlflow")
+        self._mlflow = _package("mlflow")
 
     def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
         self._mlflow.set_experiment("fedssl")
@@ -136,11 +136,9 @@ class Guarded:
                     self._say(f"warning: {name} failed ({type(error).__name__}: {text}); the run goes on")
 
 
-def _package(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise FedsslError(f"--{extra}: {error.name or extra} is not installed: pip install 'fedssl[{extra}]'") from None
+def _package(extra: str) -> Any:
+    need(extra, f"--{extra}")
+    return importlib.import_module(EXTRAS[extra][0])
 
 
 def _remembered(folder: Path, logger: str) -> str | None:

@@ -1,6 +1,7 @@
 """`fedssl paper`: lists, dry runs, and one whole experiment from the command to the page."""
 
 import json
+import shlex
 import sys
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_dry_run_predicts_and_starts_nothing(tmp_path):
     assert "4 of 4 runs to do" in text
     assert "ssl-methods: FedBYOL, CIFAR-100" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_show_without_runs_gives_the_command_that_makes_them(tmp_path):
+    chosen = ["--scale", "smoke", "--seeds", 2, "--rows", "FedBYOL", "--out", tmp_path / "my runs"]
+    code, text = call("show", "ssl-methods", *chosen)
+    assert code == 0
+    command = f"fedssl paper run ssl-methods --scale smoke --seeds 2 --out '{tmp_path}/my runs' --rows FedBYOL"
+    assert f"What is missing is made with: {command}" in text
+    code, text = call(*shlex.split(command)[2:], "--dry-run")
+    assert "4 of 4 runs to do" in text
 
 
 def test_run_and_show(tmp_path):

@@ -1,5 +1,6 @@
 import csv
 import json
+import shutil
 import tomllib
 from importlib import metadata
 
@@ -10,10 +11,15 @@ from small import TINY, held_by
 import fedssl
 from fedssl.build import build, build_method, choose_device
 from fedssl.errors import FedsslError
+from fedssl.evaluation.score import paired_interval
 from fedssl.experiment import load
+from fedssl.federation.checkpoint import CheckpointStore
 from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.finished_run import FinishedRun
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import RunRecord
+from fedssl.reports.verdict import verdict
 
 
 def run(folder, preset="smoke", view=None, **overrides):
@@ -181,12 +187,55 @@ def test_users_backbone_by_import_path_trains_and_loads(tmp_path, monkeypatch):
     assert encoder(torch.zeros(2, 3, 16, 16)).shape == (2, 5)
 
 
+def test_the_gain_is_counted_image_by_image_and_the_verdict_written(finished):
+    """The same from both encoders again: who classifies which test image correctly, each in its better mode."""
+    ended, gain = FinishedRun.open(finished.folder), finished.summary["gain"]
+    monitor = build(ended.config).monitor
+    first, last = (monitor.full(encoder).correct for encoder in (ended.random_encoder(), ended.global_encoder()))
+    for measure in ("knn", "linear"):
+        before, after = (
+            max((found[measure], found[f"{measure}_reestimated"]), key=lambda correct: correct.sum())
+            for found in (first, last)
+        )
+        won, lost = int(((after == 1) & (before == 0)).sum()), int(((after == 0) & (before == 1)).sum())
+        assert gain[measure]["interval"] == pytest.approx(paired_interval(won - lost, won + lost, 40))
+        assert gain[measure]["trained"]["accuracy"] - gain[measure]["baseline"]["accuracy"] == pytest.approx(
+            (won - lost) / 40
+        )
+    assert finished.summary["data"]["test"] == 40
+    assert finished.summary["verdict"] == verdict(RunRecord.read(finished.folder)).word
+
+
+def test_a_run_that_an_older_version_began_ends_with_an_unpaired_interval(tmp_path):
+    class Stops(QuietView):
+        def round_finished(self, record):
+            if record["round"] == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", view=Stops())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["verdict"] is not None, "the newest accuracy of an interrupted run is judged"
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    for number in store.rounds():
+        checkpoint = store.load(number)
+        del checkpoint.course["correct"]
+        shutil.rmtree(store.path(number))
+        store.save(checkpoint)
+    assert run(tmp_path / "run").summary["gain"] == {}
+    gain = RunRecord.read(tmp_path / "run").gain("knn")
+    assert not gain.paired
+    assert gain.interval[0] < gain.difference < gain.interval[1]
+
+
 # --- variants through the whole path ---------------------------------------------------------------------------------
 
 
 def test_standalone_reports_mean_and_spread_over_clients(tmp_path):
     report = run(tmp_path / "run", "smoke+standalone")
     assert report.summary["final"]["knn_sd"] >= 0
+    low, high = report.summary["gain"]["knn"]["interval"]
+    assert low < RunRecord.read(tmp_path / "run").gain("knn").difference < high
     assert report.summary["bytes_up"] == 0
     assert report.summary["mean_mu"] is None
 

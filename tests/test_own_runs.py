@@ -93,6 +93,20 @@ def test_a_manifest_and_a_hugging_face_dataset_train(tmp_path):
     assert first.summary["weights_sha256"] == second.summary["weights_sha256"]
 
 
+def test_one_blank_label_costs_one_image_and_not_the_evaluation(tmp_path):
+    write_folder(tmp_path / "m", each=13, size=16)
+    rows = [f"{k:03}.png,{'test' if k > 7 else 'train'},{'cat' if k % 2 else 'dog'}" for k in range(12)]
+    (tmp_path / "m" / "images.csv").write_text("\n".join(["path,split,label", *rows, "012.png,test,NaN", ""]))
+    view = Recorder()
+    report = run(tmp_path / "run", tmp_path / "m" / "images.csv", view, **{"partition.num_clients": 2})
+    assert (report.summary["data"]["test"], report.summary["data"]["refused"]) == (4, 1)
+    assert "knn" in report.summary["final"]
+    (refused,) = [json.loads(line) for line in (tmp_path / "run" / "refused.jsonl").read_text().splitlines()]
+    assert refused["file"] == "012.png"
+    assert refused["reason"].startswith("line 14 has no label")
+    assert any("012.png: line 14 has no label" in line for line in view.lines)
+
+
 @pytest.mark.parametrize("method", ["byol", "simclr", "mocov2"])
 def test_grey_images_of_one_channel(tmp_path, method):
     write_folder(tmp_path / "p", each=8)

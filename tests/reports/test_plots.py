@@ -4,6 +4,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from fedssl.reports.page import Figure, Strip
 from fedssl.reports.plots import Series, bars, class_legend, curves, heat_map, point_cloud, spread
 from fedssl.reports.svg import SERIES, VARIABLES
 
@@ -23,6 +24,23 @@ def test_curves_say_what_is_on_both_axes_and_take_the_colours_of_the_page():
     assert not [colour for colour in VARIABLES if colour in drawing.svg], "a stand-in colour was left"
     assert "DejaVu" not in drawing.svg
     assert [(key.label, key.colour) for key in drawing.legend] == [("a", "--s1"), ("b", "--s2")]
+
+
+def test_a_level_is_a_dashed_line_in_the_colour_of_its_curve():
+    plain, levelled = (
+        curves("plot", "", [Series("a", [0, 1], [1, 2]), Series("b", [0, 1], [2, 3], level=level)], "y").svg
+        for level in (None, 1.5)
+    )
+    assert "stroke-dasharray" not in plain
+    (style,) = re.findall(r'style="([^"]*stroke-dasharray[^"]*)"', levelled)
+    assert "stroke: var(--s2)" in style
+
+
+def test_labels_are_not_broken_inside_words():
+    """`anywhere` breaks a word in a narrow column; `break-word` only one that is longer than its line."""
+    assert "overflow-wrap: anywhere" not in (TEMPLATES / "style.css").read_text()
+    strips = tuple(Strip(label, ()) for label in ("client 0 (northern-hospital)", "client 1"))
+    assert Figure("id", "", "", strips=strips).longest_word == len("(northern-hospital)")
 
 
 def test_ids_are_the_figures_own_and_every_reference_leads_to_one():

@@ -5,13 +5,13 @@ import tomllib
 from importlib import resources
 
 import pytest
-from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
+from written_runs import CONFIG, ROUNDS, SUMMARY, changed, client, write_run
 
 from fedssl.data.partition import PARTITIONS
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.methods import METHODS
-from fedssl.reports import words
+from fedssl.reports import run_figures, words
 from fedssl.reports.run_record import RunRecord
 
 
@@ -82,6 +82,18 @@ def test_clients_that_failed_and_changes_on_the_way_are_warned_of(tmp_path):
         "Client 1 failed 2 times (non-finite; rounds 1, 2); the rounds went on without it.",
         "The run was gone on with after round 1 with changes: torch_threads 2 → 1.",
     ]
+
+
+def test_clients_go_by_their_names_in_failures_warnings_and_legends(tmp_path):
+    failed = [{"client": 1, "code": "timeout", "detail": ""}]
+    collapsed = [client(0), client(1, feature_std=0.01)]
+    rounds = [ROUNDS[0], ROUNDS[1] | {"failures": failed}, ROUNDS[2] | {"clients": collapsed}]
+    named = record(tmp_path, rounds=rounds, summary=changed(SUMMARY, data__client_names=["north", "south"]))
+    failure, warning = words.warnings(named)
+    assert failure == "Client 1 (south) failed once (timeout; rounds 1); the rounds went on without it."
+    assert warning.startswith("Client 1 (south): its features collapsed in round 2")
+    for figure in (run_figures.loss, run_figures.collapse):
+        assert [key.label for key in figure(named, "run1").legend] == ["client 0 (north)", "client 1 (south)"]
 
 
 def test_a_run_without_labels_says_that_no_accuracy_can_be_given(tmp_path):

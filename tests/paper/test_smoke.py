@@ -11,6 +11,7 @@ from fedssl.paper.figures import figures_of
 from fedssl.paper.forecast import Amounts, Forecast
 from fedssl.paper.page import write_page
 from fedssl.paper.scales import load_scales
+from fedssl.reports.evaluation_view import EvaluationView
 
 STUDIES = load_studies()
 

@@ -145,7 +145,8 @@ class Running:
                 after = measured.correct[_name(measure, trained)]
                 change = after - unpacked(before, len(after))
                 interval = paired_interval(float(change.sum()), float(change.square().sum()), len(after))
-                gains[measure] = asdict(Gain(baseline, trained, interval, paired=True))
+                gain = Gain(baseline, trained, interval, paired=True)
+                gains[measure] = asdict(gain) | {"interval": list(interval)}  # as JSON gives it back
         return gains
 
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:

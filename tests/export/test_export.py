@@ -128,7 +128,8 @@ def test_the_model_card_is_filled_from_the_run(run, exported):
     assert card.startswith("---\nlibrary_name: fedssl\n")
     assert "BYOL with FedEMA on synthetic images" in card
     assert "| clients | 2 (classes), 20–20 images each |" in card
-    assert f"| kNN, during the run | {100 * summary['final']['knn']:.1f} % |" in card
+    assert f"| kNN, during the run | {100 * summary['gain']['knn']['trained']['accuracy']:.1f} % (BatchNorm" in card
+    assert "over the random encoder at its best" in card
     assert "a client sent the weights of its online encoder and of its predictor" in card
     assert "Images, labels, features and optimizer state never left a client" in card
     assert "uint8 / 255, no mean, no standard deviation" in card

@@ -62,7 +62,7 @@ def _with_labels_like_others(samples: list[Sample], lines: list[int], refused: l
     labelled = {sample.part for sample in samples if sample.label is not None}
     missing = [number for number, one in enumerate(samples) if one.label is None and one.part in labelled]
     for number in missing:
-        reason = f"line {lines[number]} has no label, but others of its split have (data.labels=false: use none)"
+        reason = f"line {lines[number]} has no label, but others of its split have (data.labels=false passes over all)"
         refused.append(Refusal(samples[number].name, reason, samples[number].client or ""))
     return sorted(set(range(len(samples))) - set(missing))
 

@@ -1,5 +1,6 @@
 """The content of a report as plain values, and its one HTML file."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,8 +43,9 @@ class Figure:
 
     @property
     def longest_word(self) -> int:
-        """Letters of the longest word in the labels of the strips: they get room for it."""
-        return max((len(word) for strip in self.strips for word in strip.label.split()), default=0)
+        """Letters of the longest word in the labels of the strips, which get room for it; hyphens may end a line."""
+        words = (word for strip in self.strips for word in re.findall(r"[^\s-]+-?", strip.label))
+        return max(map(len, words), default=0)
 
     @classmethod
     def of(cls, id: str, title: str, caption: str, drawing: Drawing, *, wide: bool = False) -> "Figure":

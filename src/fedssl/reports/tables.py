@@ -66,8 +66,7 @@ def wide_console() -> Console:
 def print_summary(record: RunRecord) -> None:
     """What a run came to: accuracy before and after, the gain with its interval, mean mu, a verdict, where it is."""
     summary, console = record.summary, Console()
-    note = "Each encoder in the BatchNorm mode that suits it better; *: re-estimated."
-    table = Table(title="Result", title_justify="left", caption=note, caption_justify="left")
+    table = Table(title="Result", title_justify="left")
     table.add_column("")
     for column in ("at the start" if record.own_start else "random encoder", "trained", "gain", "95 % interval"):
         table.add_column(column, justify="right")
@@ -95,6 +94,7 @@ def _print_verdict(record: RunRecord, console: Console) -> None:
     if found is None:
         console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
         return
+    console.print("Each encoder in the BatchNorm mode that suits it better; *: re-estimated.", soft_wrap=True)
     console.print(Text.assemble("Verdict: ", (found.word, "bold")))
     for text in advice(record):
         console.print(Text(f"  to try: {text}"), soft_wrap=True)

@@ -181,7 +181,7 @@ def test_parse_override_refuses(text):
     [
         ({"update_rule.tauu": 0.5}, r"update_rule\.tauu: unknown key \(did you mean 'tau'\?\)"),
         ({"roundz": 3}, r"roundz: unknown key \(did you mean 'rounds'\?\)"),
-        ({"updaterule.tau": 3}, r"updaterule: unknown key \(did you mean 'update_rule'\?\)"),
+        ({"updaterule.tau": 3}, r"updaterule\.tau: unknown key \(did you mean 'update_rule\.tau'\?\)"),
         ({"evaluation.evry": 3}, r"evaluation\.evry: unknown key \(did you mean 'every'\?\)"),
         ({"local_training.learning_rate": 3}, r"local_training\.learning_rate: unknown key"),
         ({"network.widht": 3}, r"network\.widht: unknown key \(did you mean 'width'\?\)"),

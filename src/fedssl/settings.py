@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import StringConstraints
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+
+from fedssl.errors import FedsslError
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Gt(0)]
@@ -18,6 +20,14 @@ NonNegative = Annotated[float, Ge(0)]
 Count = Annotated[int, Ge(1)]
 # It becomes part of paths and of commands: letters, digits, . _ - only, and no dot first.
 ClientName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def check_client_name(name: str, field: str) -> None:
+    """Refuses what is no name of a client; `field` says where it was given."""
+    try:
+        TypeAdapter(ClientName).validate_python(name)
+    except ValidationError:
+        raise FedsslError(f"{field}: {name!r} is no name: letters, digits, . _ - and no dot first") from None
 
 
 @dataclass(frozen=True)

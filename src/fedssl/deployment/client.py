@@ -1,11 +1,12 @@
 """`fedssl client`: a node of Flower's at one site, supervised; it connects outwards only, and comes back by itself."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedssl.client_side import need_flower
 from fedssl.deployment.at_site import claim_state
+from fedssl.deployment.limits import Limits
 from fedssl.deployment.supervision import (
     Child,
     Patience,
@@ -36,6 +37,7 @@ class Site:
     device: str = ""
     allow_network: str = ""
     insecure_anywhere: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:
         need_flower("fedssl client")
@@ -70,6 +72,7 @@ class Site:
             "data": self.data and str(Path(self.data).absolute()),
             "device": self.device,
             "allow-network": self.allow_network,
+            **self.limits.as_node(),
         }
         return {key: value for key, value in given.items() if value}
 

@@ -27,7 +27,7 @@ HONEST, CLIENTS = (0, 1), 42  # the others lie
 DEEP = functools.reduce(lambda inner, _: [inner], range(300), 0)
 NEVER = [None, "text", "\x1b[2J\ud800[/red]", "x" * 10**5, [], [1], {"a": 1}, DEEP, 10**400, True]
 NO_NUMBER = [*NEVER, float("nan"), float("inf"), 1e300]
-TEXT = "\x1b]0;title\x07[/b]<script>\ud800"
+TEXT = "\x1b]0;title\x07[/b]<script>\u202e"
 
 
 def places(facts):
@@ -176,7 +176,7 @@ def lie_to_a_server(folder, count, seed=0):
         assert rejected >= liars.certain[one["round"]]
         assert sorted([*accepted, *rejected]) == list(range(CLIENTS)), "everybody once"
     shown = [*view.lines, *story(record, 10), *warnings(record), *(tile.value for tile in tiles(record))]
-    assert all(text.isprintable() for text in shown)
+    assert [text for text in shown if not text.replace("\xa0", " ").isprintable()] == []
     certain, rejected = (sum(map(len, found.values())) for found in (liars.certain, named))
     return {"replies": liars.made, "certainly bad": certain, "rejected": rejected}
 

@@ -1,9 +1,8 @@
 """What a site gives and what it asks for, whatever a server says: the least privacy, and the most of its machine."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedssl.config import Config, Raw, resolve
 from fedssl.errors import FedsslError, printable
@@ -49,22 +48,18 @@ class Limits:
 
     def as_node(self) -> dict[str, str]:
         """What differs from the defaults, as a node's settings carry it."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if _differs(self, field)}
-        return {name.replace("_", "-"): str(value) for name, value in given.items()}
+        given = vars(self).items() - vars(type(self)()).items()
+        return {name.replace("_", "-"): str(value) for name, value in sorted(given)}
 
     @classmethod
     def of_node(cls, node: Raw) -> "Limits":
-        kinds = {field.name: type(field.default) for field in fields(cls)}
+        kinds = {name: type(value) for name, value in vars(cls()).items()}
         told = {name: node[name.replace("_", "-")] for name in kinds if name.replace("_", "-") in node}
         return cls(**{name: kinds[name](value) for name, value in told.items()})
 
     @property
     def private(self) -> bool:
         return self.require_privacy != "any" or self.min_noise > 0 or self.max_clip < math.inf
-
-
-def _differs(limits: Limits, field: Any) -> bool:
-    return bool(getattr(limits, field.name) != field.default)
 
 
 def check_settings(config: Config, limits: Limits) -> None:

@@ -123,7 +123,7 @@ class Liars(OneMachine):
         """What a client would have sent."""
         shift = 0.001 * (number + round_number)
         encoder = self.weights.encoder.map(lambda _, tensor: tensor + shift if tensor.is_floating_point() else tensor)
-        numbers = {"loss": 1.0, "images": 8, "seconds": 0.5, "feature_std": 0.5, "training_divergence": 0.25}
+        numbers = {"loss": 1.0, "images": 8, "seconds": 0.0, "feature_std": 0.5, "training_divergence": 0.25}
         weights = GlobalWeights(encoder, self.weights.predictor)
         return TrainResult(number, round_number, weights, 5 + number, numbers, profile={"steps": 0.25})
 

@@ -17,7 +17,7 @@ help:
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
-	@echo "make soak    kills at random instants, a full disk, ten thousand rounds (half an hour)"
+	@echo "make soak    kills at random instants, a full disk, ten thousand rounds, made-up replies (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
@@ -58,7 +58,7 @@ bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
 
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults $(BIN)/python scripts/soak.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults:tests/engines $(BIN)/python scripts/soak.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Long and rough: kills at random instants, a disk that fills up, ten thousand rounds; `make soak` runs it.
+"""Long and rough: kills at random instants, a full disk, ten thousand rounds, ten thousand lies; `make soak` runs it.
 
 Prints what it counts and fails when a promise is broken, or when it was too gentle to mean anything.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness import CONTEXT, PRESETS, everything, experiment, kill_and_compare
 from small import TINY
+from test_hostile_replies import lie_to_a_server
 
 LEAST_IN_SAVE, LEAST_POINTS = 5, 25
 SMALL_DISK = 3_000_000  # bytes: enough for some rounds of the tiny run, not for all
@@ -103,6 +104,11 @@ def look(folder):
     }
 
 
+def lies(count, scratch):
+    """Made-up replies of registered clients through the whole of the server's path."""
+    return lie_to_a_server(scratch / "lies", count, seed=2)
+
+
 def say(text):
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
@@ -111,6 +117,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="kills for each of three algorithms")
     parser.add_argument("--rounds", type=int, default=10_000, help="rounds of the long run")
+    parser.add_argument("--lies", type=int, default=10_000, help="made-up replies to a server")
     parser.add_argument("--inside-small-disk", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside_small_disk:
@@ -122,6 +129,8 @@ def main():
         counts["disk"] = disk_full(scratch)
         say(f"{options.rounds} rounds")
         counts["long run"] = many_rounds(options.rounds, scratch)
+        say(f"{options.lies} made-up replies")
+        counts["made-up replies"] = lies(options.lies, scratch)
         counts["minutes"] = round((time.monotonic() - begun) / 60, 1)
         print(json.dumps(counts, indent=2))
     finally:

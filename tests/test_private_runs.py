@@ -6,6 +6,7 @@ import shutil
 import pytest
 from harness import everything, experiment
 from test_damage import Stops
+from test_flower import OverMessages
 from typer.testing import CliRunner
 
 from fedssl.cli import app
@@ -26,6 +27,22 @@ PRIVATE = {
     "evaluation.every": 0,
     "data.test_images": 10,
 }
+
+
+@pytest.mark.parametrize("placement", ["central", "local"])
+def test_every_engine_carries_every_placement_and_ends_with_the_same_bits(tmp_path, placement):
+    settings = PRIVATE | {"privacy.placement": placement, "privacy.noise_seed": "run", "rounds": 2}
+    over = experiment(NAME, engine="in-process", **settings)
+    over.surroundings = OverMessages()
+    runs = {
+        "in-process": experiment(NAME, engine="in-process", **settings),
+        "processes": experiment(NAME, engine="processes", workers=2, **settings),
+        "flower": over,
+    }
+    found = {name: (one.run(tmp_path / name), everything(tmp_path / name))[1] for name, one in runs.items()}
+    assert found["processes"] == found["in-process"]
+    assert found["flower"] == found["in-process"]
+    assert found["flower"]["summary"]["failures"] == 0
 
 
 @pytest.mark.parametrize(("placement", "engine"), [("central", "in-process"), ("local", "processes")])

@@ -159,6 +159,7 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
         config.failures.retries,
         client.wire,
         client.method.payload_problem,
+        client.needed_numbers(),
     )
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from fedssl.completion import complete_preset
-from fedssl.errors import FedsslError
 from fedssl.extras import need
 
 certificates_app = typer.Typer(
@@ -102,6 +101,16 @@ def client(
         typer.Option(metavar="PACKAGE", help="a package whose networks the server may ask for; may be repeated"),
     ] = None,
     allow_network: Annotated[str, typer.Option(hidden=True)] = "",
+    require_privacy: Annotated[
+        str, typer.Option(help="the privacy that runs must have: any, central, local (noise before anything leaves)")
+    ] = "any",
+    min_noise: Annotated[float, typer.Option(min=0.0, help="the least privacy.noise_multiplier")] = 0.0,
+    max_clip: Annotated[float, typer.Option(min=0.0, help="the largest privacy.clip_norm")] = float("inf"),
+    allow_features: Annotated[
+        bool, typer.Option("--allow-features", help="also methods that send features of images (fedca)")
+    ] = False,
+    max_disk: Annotated[float, typer.Option(min=0.0, help="GB that --state may take")] = 50.0,
+    max_runs: Annotated[int, typer.Option(min=1, help="runs that --state may hold")] = 100,
     wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
     insecure_anywhere: Annotated[
@@ -120,15 +129,11 @@ def client(
       fedssl client --name a --server 127.0.0.1:9092 --insecure
     """
     need("flower", "fedssl client")
-    from pydantic import TypeAdapter, ValidationError
-
     from fedssl.deployment.client import Site, take_part
-    from fedssl.settings import ClientName
+    from fedssl.deployment.limits import Limits
+    from fedssl.settings import check_client_name
 
-    try:
-        TypeAdapter(ClientName).validate_python(name)
-    except ValidationError:
-        raise FedsslError(f"--name: {name!r} is no name: letters, digits, . _ - and no dot first") from None
+    check_client_name(name, "--name")
     if allow_network:
         typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
     site = Site(
@@ -141,6 +146,7 @@ def client(
         device,
         (*(allow_code or ()), *filter(None, [allow_network])),
         insecure_anywhere,
+        Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
     )
     with _stopping("stopped"):
         take_part(site, _say, wait)

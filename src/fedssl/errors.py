@@ -1,5 +1,18 @@
 """What went wrong, in one line that names the file, field or client and the remedy."""
 
+MOST_SHOWN = 200  # characters of a text that is somebody else's
+
+
+def printable(text: str) -> str:
+    """A text that came from another machine, fit for a terminal, a log and a page: signs only, in one line, cut."""
+    signs = (sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text[:MOST_SHOWN])
+    return "".join(signs) + ("…" if len(text) > MOST_SHOWN else "")
+
+
+def reason(error: Exception) -> str:
+    """What an error says of somebody else's input, as a text to show."""
+    return printable(str(error) if isinstance(error, FedsslError) else f"{type(error).__name__}: {error}")
+
 
 class FedsslError(Exception):
     """Bad input or an unusable environment: the command prints the text and exits with `exit_code`, no traceback."""

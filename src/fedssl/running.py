@@ -3,7 +3,7 @@
 import statistics
 import time
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -164,9 +164,16 @@ class Running:
     def _record_failures(self, failures: list[Failure]) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for failure in failures:
-            self.folder.append_failure({**vars(failure), "time": now})
+            self.folder.append_failure({**vars(self._named(failure)), "time": now})
             title = self.parts.partition.title(failure.client_id)
             self.view.say(f"warning: round {failure.round_number}: {failure.told_of(title)}")
+
+    def _named(self, failure: Failure) -> Failure:
+        """With its client's name, where clients have names and nobody has said it yet."""
+        names = dict(enumerate(self.parts.partition.names))
+        name = names.get(failure.client_id, "")
+        said = not name or failure.detail.startswith(f"{name}: ")
+        return failure if said else replace(failure, detail=f"{name}: {failure.detail}".removesuffix(": "))
 
     def _close(self, status: str, state: ServerState) -> dict[str, Any]:
         summary = self._summary(status, state)
@@ -198,7 +205,7 @@ class Running:
             "loss": mean([c["loss"] for c in clients if "loss" in c]),  # clients with noise of their own send none
             "mu": mean([c["mu"] for c in clients if "mu" in c]),
             "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
-            "images_per_second": images / seconds or None,
+            "images_per_second": images / seconds or None if seconds else None,
             "seconds": outcome.seconds,
             "aggregation_seconds": outcome.aggregation_seconds,
             "clients": clients,
@@ -294,10 +301,8 @@ class Running:
 
     def _disk_needed(self) -> str:
         """In words; an error when not even one generation of states fits."""
-        weights, method = self.parts.client.first_weights, self.parts.client.method
-        parts = (weights.online, weights.predictor, weights.target, Weights(method.memory()))
-        upload = self.parts.client.upload_bytes() if self.parts.client.sent.apart else 0
-        state, checkpoint = sum(part.num_bytes() for part in parts) + upload, weights.online.num_bytes()
+        client = self.parts.client
+        state, checkpoint = client.state_bytes(), client.first_weights.online.num_bytes()
         clients = len(self.parts.partition.clients) if self.store else 0
         kept = self.config.run.keep_checkpoints + 1
         needed, free = kept * (clients * state + checkpoint), free_bytes(self.folder.path)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedssl.errors import DamagedError
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.files import UNFINISHED, os_error, remove_folder, storing, sync
 from fedssl.weights import Weights
 
@@ -35,7 +35,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-KNOWN_DTYPES = frozenset(_DTYPES.values())
+MOST_HEADER = 2**24  # bytes: names and shapes of a hundred thousand tensors
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,36 @@ def rounds_in(folder: Path) -> list[int]:
 
 
 def _write(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    try:
-        save_file(tensors, folder / TENSORS)
-    except SafetensorError as error:
-        raise os_error(str(error)) or error from None
+    write_tensors(folder / TENSORS, tensors)
     sync(folder / TENSORS)
     size, digest = _measure(folder / TENSORS)
     (folder / MANIFEST).write_bytes(_with_checksum({**facts, "tensors": {"bytes": size, "sha256": digest}}))
     sync(folder / MANIFEST)
     sync(folder)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A file of tensors; what the disk refuses is the system's own error, not the library's."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise os_error(str(error)) or error from None
+
+
+def check_layout(buffer: bytes) -> None:
+    """Refuses tensors that are not what the size of their buffer allows, by its header, before any of them is made."""
+    size = int.from_bytes(buffer[:8], "little")
+    if not 0 < size <= min(len(buffer) - 8, MOST_HEADER):
+        raise FedsslError(f"tensors that cannot be read: a header of {size} bytes in a buffer of {len(buffer)}")
+    for name, about in json.loads(buffer[8 : 8 + size]).items():
+        if name == "__metadata__":
+            continue
+        if about["dtype"] not in _DTYPES:
+            raise FedsslError(f"{name}: tensors of type {about['dtype']} are not part of any model here")
+        whole = all(type(length) is int and length >= 0 for length in about["shape"])
+        # Also of an empty tensor: its strides are products of the other lengths.
+        if not whole or math.prod(max(length, 1) for length in about["shape"]) > len(buffer):
+            raise FedsslError(f"{name}: a shape that does not fit into {len(buffer)} bytes")
 
 
 def unseal(folder: Path) -> Sealed:

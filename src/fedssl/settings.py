@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import StringConstraints
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+
+from fedssl.errors import FedsslError
 
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Gt(0)]
@@ -23,6 +25,14 @@ ClientName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 def client_title(client: int, names: Sequence[str]) -> str:
     """`client 2 (north ward)`, or without a name `client 2`."""
     return f"client {client} ({names[client]})" if client < len(names) else f"client {client}"
+
+
+def check_client_name(name: str, field: str) -> None:
+    """Refuses what is no name of a client; `field` says where it was given."""
+    try:
+        TypeAdapter(ClientName).validate_python(name)
+    except ValidationError:
+        raise FedsslError(f"{field}: {name!r} is no name: letters, digits, . _ - and no dot first") from None
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,13 @@ class Federation:
             keys.mkdir(exist_ok=True)
             (keys / f"{name}.pub").write_bytes((self.folder / name / "keys" / f"{name}.pub").read_bytes())
 
-    def fedssl(self, machine, *arguments):
+    def fedssl(self, machine, *arguments, **environment):
         place = self.folder / machine
         place.mkdir(parents=True, exist_ok=True)
         with (place / "output.txt").open("ab") as output:
             command = [sys.executable, "-m", "fedssl", *map(str, arguments)]
-            process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            given = {"cwd": place, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = subprocess.Popen(command, env=os.environ | environment, **given)
         self.processes.append(process)
         return process
 
@@ -88,7 +89,7 @@ class Federation:
         place = ["--host", "127.0.0.1", "--port", self.port, "--out", "run"]
         return self.fedssl("server", "server", "sites", "--clients", ",".join(NAMES), *place, *words, *options)
 
-    def client(self, name, *options, machine=None, **given):
+    def client(self, name, *options, machine=None, environment=None, **given):
         usual = {
             "name": name,
             "server": f"127.0.0.1:{self.port}",
@@ -97,7 +98,7 @@ class Federation:
             "ca": self.folder / "server/certificates/ca.pem",
         }
         words = [word for key, value in (usual | given).items() for word in (f"--{key}", value)]
-        return self.fedssl(machine or name, "client", *words, *options)
+        return self.fedssl(machine or name, "client", *words, *options, **(environment or {}))
 
     def output(self, machine):
         return (self.folder / machine / "output.txt").read_text()

@@ -83,6 +83,15 @@ def test_the_app_needs_a_folder_that_a_server_made(tmp_path):
         run_at_server(FakeGrid([], None), {"folder": str(tmp_path)})
 
 
+def test_a_superlink_serves_the_run_that_it_was_started_for(tmp_path, monkeypatch):
+    (tmp_path / "theirs/flower").mkdir(parents=True)
+    (tmp_path / "theirs/flower/deployment.json").write_text("{}")
+    monkeypatch.setenv("FEDSSL_STARTED", "x")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "ours/flower"))
+    with pytest.raises(FedsslError, match=r"theirs: this SuperLink serves .*ours alone"):
+        run_at_server(FakeGrid([], None), {"folder": str(tmp_path / "theirs")})
+
+
 def test_what_ends_a_run_reaches_the_supervisor_with_its_exit_code(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     settings = config(**{"flower.patience": 0.2, "failures.retries": 0, "rounds": 2, "threads": 1})

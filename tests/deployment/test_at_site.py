@@ -6,8 +6,10 @@ import pytest
 from federation import SETTINGS, write_images
 from small import TINY
 
+from fedssl.config import resolve
 from fedssl.deployment.at_site import checked_settings, claim_state, log_of, name_of, open_side
-from fedssl.errors import FedsslError
+from fedssl.deployment.limits import Limits, check_settings
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.federation.client import attempt
 from fedssl.federation.messages import ClientError, TrainTask
 from fedssl.presets import load_config
@@ -93,6 +95,128 @@ def test_a_file_that_the_server_started_from_is_not_looked_for_here(tmp_path):
     assert checked_settings(theirs).init.encoder == ""
 
 
+PRIVATE = {
+    "privacy.name": "client-dp",
+    "privacy.clip_norm": 1.0,
+    "privacy.noise_multiplier": 0.5,
+    "privacy.placement": "local",
+    "aggregation.batchnorm": "local-statistics",
+    "update_rule.lambda_at": "client",
+}
+ASKS = Limits(require_privacy="local", min_noise=0.5, max_clip=1.0)
+
+
+def asked(settings, **changes):
+    return about(settings=load_config("sites", SETTINGS | {"flower.clients": ["north"]} | settings | changes).as_raw())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"privacy.name": "none", "privacy.clip_norm": None}, "privacy.name client-dp → none"),
+        ({"privacy.noise_multiplier": 0.0}, r"privacy.noise_multiplier 0.5 → 0.0"),
+        ({"privacy.clip_norm": 1e30}, r"privacy.clip_norm 1.0 → 1e\+30"),
+        ({"privacy.noise_seed": "run"}, "privacy.noise_seed secret → run"),
+        ({"privacy.placement": "central"}, "privacy.placement local → central"),
+        ({"network.width": 8}, "network.width 4 → 8"),
+        ({"update_rule.tau": 0.1}, "update_rule.tau 0.7 → 0.1"),
+        ({"method.name": "simclr"}, "method.name byol → simclr"),
+        ({"aggregation.batchnorm": "local-layers"}, "aggregation.batchnorm"),
+        ({"seed": 1}, "seed 0 → 1"),
+    ],
+)
+def test_a_server_cannot_change_a_run_at_a_site(tmp_path, change, told):
+    write_images(tmp_path / "images", 0, 24)
+    train(open_side(node_config(tmp_path), asked(PRIVATE)))
+    settings = {key: value for key, value in (PRIVATE | change).items() if value is not None}
+    if settings["privacy.name"] == "none":
+        settings = {key: value for key, value in settings.items() if not key.startswith("privacy.")}
+    with pytest.raises(FedsslError, match=f"run a1b2: the server changed settings .*{told}"):
+        open_side(node_config(tmp_path), asked(settings))
+    harmless = {"rounds": 50, "failures.retries": 3, "evaluation.every": 5, "keep_checkpoints": 3}
+    assert open_side(node_config(tmp_path), asked(PRIVATE, **harmless)).client.rounds == 50
+
+
+def test_what_a_run_was_begun_with_is_checked_before_it_is_used(tmp_path):
+    write_images(tmp_path / "images", 0, 24)
+    open_side(node_config(tmp_path), about())
+    manifest = tmp_path / "state/runs/a1b2/settings/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"byol"', '"fedca"'))
+    with pytest.raises(DamagedError, match=r"settings/manifest\.json: damaged"):
+        open_side(node_config(tmp_path), about())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"privacy.noise_multiplier": 0.4}, r"privacy\.noise_multiplier: 0\.4, this site asks for 0\.5"),
+        ({"privacy.clip_norm": 1e30}, r"privacy\.clip_norm: 1e\+30, this site takes 1 at most"),
+        ({"privacy.noise_seed": "run"}, r"privacy\.noise_seed: .* asks for 'secret'"),
+        ({"privacy.placement": "central"}, r"privacy\.placement: .* asks for 'local'"),
+    ],
+)
+def test_weaker_privacy_than_a_site_asks_for_is_refused_from_the_start(tmp_path, change, told):
+    check_settings(resolve(asked(PRIVATE)["settings"]), ASKS)
+    node = node_config(tmp_path, **ASKS.as_node())
+    with pytest.raises(FedsslError, match=told):
+        open_side(node, asked(PRIVATE | change))
+    with pytest.raises(FedsslError, match=r"privacy\.name: .* asks for 'client-dp'"):
+        open_side(node, about())
+    assert not (tmp_path / "state/runs").exists()
+
+
+def test_features_leave_a_site_only_when_it_says_so():
+    config = load_config("sites+fedca", SETTINGS | {"method.public_data": "synthetic"})
+    with pytest.raises(FedsslError, match=r"method\.name: with fedca every client also sends .* --allow-features"):
+        check_settings(config, Limits())
+    check_settings(config, Limits(allow_features=True))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "most"),
+    [
+        ("threads", 100_000, 256),
+        ("keep_checkpoints", 10**9, 16),
+        ("local_training.epochs", 10**9, 1000),
+        ("local_training.batch_size", 10**9, 65536),
+        ("network.head_hidden", 10**9, 65536),
+        ("network.width", 10**9, 65536),
+        ("data.image_size", 10**6, 4096),
+    ],
+)
+def test_settings_that_hurt_a_machine_are_refused_with_the_limit(tmp_path, setting, value, most):
+    with pytest.raises(FedsslError, match=f"{setting}: the server asks for {value}, this site gives {most} at most"):
+        open_side(node_config(tmp_path), asked({setting: value}))
+    assert not (tmp_path / "state/runs").exists()
+
+
+def test_the_number_of_runs_at_a_site_is_bounded(tmp_path):
+    write_images(tmp_path / "images", 0, 24)
+    node = node_config(tmp_path, **Limits(max_runs=2).as_node())
+    for run in ("a1", "b2", "b2"):
+        open_side(node, about(run=run))
+    with pytest.raises(FedsslError, match=r"runs: holds 2 runs, this site keeps 2 \(--max-runs\).* the oldest: a1 \("):
+        open_side(node, about(run="c3"))
+    assert sorted(path.name for path in (tmp_path / "state/runs").iterdir()) == ["a1", "b2"]
+
+
+def test_the_disk_that_a_site_gives_is_bounded(tmp_path):
+    write_images(tmp_path / "images", 0, 24)
+    side = open_side(node_config(tmp_path), about())
+    train(side)
+    room = Limits(max_disk=1.5e-9 * side.client.state_bytes())
+    with pytest.raises(FedsslError, match=r"are used and .* are needed, this site gives .* the oldest: a1b2 \("):
+        open_side(node_config(tmp_path, **room.as_node()), about())
+
+
+def test_limits_travel_to_the_app_as_they_were_typed():
+    typed = Limits("central", 0.25, 2.5, True, 0.5, 7)
+    assert Limits.of_node({"name": "north", **typed.as_node()}) == typed
+    assert Limits.of_node({"name": "north"}) == Limits()
+    with pytest.raises(FedsslError, match=r"--require-privacy: 'some' is not one of any, central, local"):
+        Limits("some")
+
+
 @pytest.mark.parametrize("run", ["../x", "a/b", "", "x" * 65, "a.b"])
 def test_the_id_of_a_run_is_no_path(tmp_path, run):
     with pytest.raises(FedsslError, match="no name of a folder"):
@@ -104,8 +228,8 @@ def test_data_must_fit_the_run(tmp_path):
         open_side(node_config(tmp_path, data=""), about())
     shared = load_config("smoke", TINY | {"flower.clients": ["north", "b", "c", "d"]}).as_raw()
     with pytest.raises(FedsslError, match="not on your own images"):
-        open_side(node_config(tmp_path), about(settings=shared))
-    side = open_side(node_config(tmp_path, data="", device="cpu"), about(settings=shared))
+        open_side(node_config(tmp_path), about(run="b2", settings=shared))
+    side = open_side(node_config(tmp_path, data="", device="cpu"), about(run="b2", settings=shared))
     assert train(side, client_id=2).num_examples == 20
     write_images(tmp_path / "one", 0, 1)
     with pytest.raises(FedsslError, match="1 images can be used: at least 2"):

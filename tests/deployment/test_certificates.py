@@ -66,6 +66,13 @@ def test_private_keys_are_readable_by_their_owner_only_and_nothing_is_overwritte
     assert len(key_bytes(public.read_bytes())) > 90
 
 
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", ".hidden", "", "a\nb", "a" * 65, "C:\\x"])
+def test_a_key_is_made_for_a_name_and_not_for_a_path(tmp_path, name):
+    with pytest.raises(FedsslError, match=r"NAME: .* is no name: letters, digits"):
+        make_node_key(tmp_path / "keys", name)
+    assert not [*tmp_path.rglob("*")]
+
+
 def test_another_ca_is_refused_by_name(tmp_path):
     made, other = make_server_certificate(tmp_path / "a", []), make_server_certificate(tmp_path / "b", [])
     with (

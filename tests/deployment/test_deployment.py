@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from federation import NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
+from federation import LIMIT, NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
+
+from fedssl.deployment.supervision import environment
+from fedssl.engines.flower_app import APP
 
 pytestmark = pytest.mark.flower
 EXAMPLE = Path(__file__).parents[2] / "examples/deployment/run_on_loopback.sh"
@@ -66,6 +69,43 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
         said = federation.output("server")
         assert "the server's app ended: started again" in said
         assert "the SuperLink ended with code -9" in said
+
+
+def test_a_registered_client_that_lies_and_a_foreign_app_end_nothing(tmp_path):
+    """Twenty bad replies in one round, then a good one: the round is as if they had not been (FAULTS 42, 51)."""
+    with Federation(tmp_path, rounds=1) as federation:
+        count = tmp_path / "lies"
+        count.write_text("0")
+        path = os.pathsep.join([str(Path(__file__).parent / "liar"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        server = federation.server("--set", "failures.min_clients=2", "--set", "failures.retries=30")
+        federation.client("hospital-a")
+        federation.client("hospital-b", environment={"PYTHONPATH": path, "FEDSSL_LIES": str(count)})
+        federation.wait("a first lie", lambda: count.read_text() not in ("", "0"))
+        _submit_a_foreign_app(federation)
+        assert server.wait(3 * LIMIT) == 0, federation.story()
+        assert int(count.read_text()) >= 21, federation.story()
+        failures = [json.loads(line) for line in (federation.run / "failures.jsonl").read_text().splitlines()]
+        assert len(failures) == 20
+        assert {(failure["client_id"], failure["round_number"]) for failure in failures} == {(1, 1)}
+        assert all(failure["detail"].startswith("hospital-b: ") for failure in failures)
+        assert [failure["code"] for failure in failures].count("rejected") == 19, "one sent a code of nobody's"
+        assert "\x1b" not in (federation.run / "flower/progress.log").read_text()
+        assert federation.everything() == federation.in_one_process()
+
+
+def _submit_a_foreign_app(federation):
+    """Somebody on the server's machine who has ca.pem submits an app of their own."""
+    app = federation.folder / "foreign"
+    (app / "foreign").mkdir(parents=True)
+    code = f"server_app = client_app = None\nopen({str(app / 'was here')!r}, 'w')\n"
+    (app / "foreign/app.py").write_text(code)
+    ours = (APP / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(ours.replace("fedssl.deployment.apps", "foreign.app"))
+    command = [str(Path(sys.executable).with_name("flwr")), "run", str(app), "fedssl"]
+    done = subprocess.run(command, env=environment(federation.run / "flower"), capture_output=True, timeout=LIMIT)
+    assert done.returncode != 0
+    assert "runs no app but that of its own fedssl" in (federation.run / "flower/superlink.log").read_text()
+    assert not (app / "was here").exists()
 
 
 def _stranger(federation):

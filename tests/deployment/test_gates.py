@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedssl.engines.flower_app import APP
+from fedssl.engines.flower_app import APP, fingerprint_of
 from fedssl.engines.flower_superlink import NodesOnly, is_here
-from fedssl.engines.flower_supernode import _Checked, fingerprint_of, only
+from fedssl.engines.flower_superlink import only as only_stored
+from fedssl.engines.flower_supernode import _Checked, only
 
 
 async def inner(scope, receive, send):
@@ -77,6 +78,18 @@ def test_a_bundle_is_marked_as_ours_only_by_its_bytes():
     accepted = hashlib.sha256(b"ours").hexdigest()
     assert only(accepted, lambda *_: fab(b"ours"))("hash", 1).verifications
     assert not only(accepted, lambda *_: fab(b"theirs"))("hash", 1).verifications
+
+
+def test_a_superlink_stores_our_app_and_no_other():
+    stored = []
+    store = only_stored(hashlib.sha256(b"ours").hexdigest(), lambda state, fab, **about: stored.append((fab, about)))
+    ours, theirs = SimpleNamespace(content=b"ours"), SimpleNamespace(content=b"theirs")
+    store("state", ours, app_id="x")
+    assert stored == [(ours, {"app_id": "x"})]
+    for call in (lambda: store("state", theirs), lambda: store("state", fab=theirs, app_id="x")):
+        with pytest.raises(ValueError, match="runs no app but that of its own fedssl"):
+            call()
+    assert len(stored) == 1
 
 
 def test_a_nodes_connection_is_checked_and_closed():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from flower_grid import FakeGrid, node, unavailable
 from harness import PRESETS, everything, experiment
+from safetensors import SafetensorError
 from small import make_client, make_method, task
 
 from fedssl.engines import flower_client
@@ -94,7 +95,7 @@ def test_a_task_arrives_as_it_was_sent_whatever_its_types():
 def test_a_result_arrives_as_it_was_sent_and_waits_on_disk(tmp_path):
     weights = GlobalWeights(of_types(), of_types())
     sent = TrainResult(2, 4, weights, 17, {**NUMBERS, "mu": 0.1 + 0.2}, {"seen": torch.ones(2)})
-    got = unpack_reply(Message(pack_reply(sent), dst_node_id=1, message_type="train"), tmp_path / "upload")
+    got = unpack_reply(Message(pack_reply(sent), dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
     assert (got.client_id, got.round_number, got.num_examples, got.scalars) == (2, 4, 17, sent.scalars)
     assert same(got.weights.encoder, weights.encoder)
     assert got.num_bytes() == sent.num_bytes()
@@ -106,22 +107,49 @@ def test_of_a_failure_only_the_code_travels(tmp_path):
     failure = Failure(2, 4, "exception", "FileNotFoundError: /home/patients/smith.png", "Traceback …")
     content = pack_reply(failure)
     assert "smith" not in str(dict(content))
-    got = unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload")
+    got = unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
     assert got == Failure(2, 4, "exception")
     assert not (tmp_path / "upload").exists()
 
 
+def nested(depth):
+    content = record({})
+    content["facts"]["json"] = "[" * depth + "]" * depth
+    return content
+
+
+def layout(about):
+    header = json.dumps({"a": {"dtype": "F32", "data_offsets": [0, 0], **about}}).encode()
+    return as_array(len(header).to_bytes(8, "little") + header)
+
+
+def as_array(data):
+    return ArrayRecord({"safetensors": Array(dtype="uint8", shape=(len(data),), stype="safetensors", data=data)})
+
+
 def bad_replies():
     good = {"client": 0, "round": 1, "num_examples": 3, "scalars": NUMBERS}
+    large = GlobalWeights(Weights({"a": torch.zeros(10**6)}), Weights())
     fp8 = pack_tensors(GlobalWeights(Weights({"a": torch.zeros(2).to(torch.float8_e4m3fn)}), Weights()), {})
     tensors = pack_tensors(GlobalWeights(of_types(), of_types()), {})
-    torn = ArrayRecord({"safetensors": Array(dtype="uint8", shape=(9,), stype="safetensors", data=b"\xff" * 9)})
+    torn = as_array(b"\xff" * 9)
     return {
         "no facts": (record({}), "without client and round"),
         "facts that are a list": (record([1]), "no table"),
-        "no numbers": (record(good | {"scalars": None}, tensors), "without the numbers"),
-        "no loss": (record(good | {"scalars": {"images": 1, "seconds": 1}}, tensors), "without the numbers"),
-        "numbers of others": (record(good | {"scalars": {**NUMBERS, "client": 3}}, tensors), "without the numbers"),
+        "a megabyte of facts": (record(good | {"text": "x" * 2**20}, tensors), "no table of up to 1048576 characters"),
+        "facts of great depth": (nested(20_000), r"without readable facts \(RecursionError\)"),
+        "a client that is true": (record(good | {"client": True}, tensors), "without client and round"),
+        "no numbers": (record(good | {"scalars": None}, tensors), "None is no table"),
+        "null": (record(good | {"scalars": NUMBERS | {"seconds": None}}, tensors), "seconds is None, not a number"),
+        "beyond floats": (record(good | {"scalars": NUMBERS | {"loss": 10**400}}, tensors), r"loss is 1000+\.\.\.0"),
+        "many numbers": (record(good | {"scalars": {f"n{k}": 0 for k in range(65)}}, tensors), "no table of up to 64"),
+        "names with signs": (record(good | {"scalars": {"\x1b[31m": 1}}, tensors), "is no name of a number"),
+        "numbers of others": (record(good | {"scalars": {**NUMBERS, "client": 3}}, tensors), "client is not for a"),
+        "a profile of others": (record(good | {"profile": {"secret": 3}}, tensors), "secret is not for a client"),
+        "more than a model": (record(good, pack_tensors(large, {})), "4.0 MB of weights instead of 1.0 MB"),
+        "a shape of great numbers": (record(good, layout({"shape": [0, 2**40, 2**40]})), "shape that does not fit"),
+        "a shape of texts": (record(good, layout({"shape": ["x"]})), "shape that does not fit"),
+        "a header without shapes": (record(good, layout({})), "cannot be read: KeyError"),
         "no tensors": (record(good), "without tensors"),
         "torn tensors": (record(good, torn), "cannot be read"),
         "strange types": (record(good, fp8), "not part of any model"),
@@ -132,7 +160,7 @@ def bad_replies():
 def test_a_reply_that_is_none_of_ours_is_refused(tmp_path, kind):
     content, text = bad_replies()[kind]
     with pytest.raises(FedsslError, match=text):
-        unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload")
+        unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
 
 
 # --- nodes that come, go and misbehave
@@ -251,6 +279,67 @@ def test_an_app_that_flower_cannot_run_is_not_asked_for_ever(tmp_path):
     assert f"Flower's error {code}, 3 times" in outcome.failures[0].detail
 
 
+def test_only_the_node_that_was_asked_can_answer(tmp_path):
+    federation = Federation(tmp_path / "x")
+
+    def answer(message, node_id):
+        reply = federation.good(message, node_id)
+        if node_id == 11:
+            reply.metadata.__dict__["_src_node_id"] = 10
+        return reply
+
+    federation.grid.answer = answer
+    (failure,) = federation.round().failures
+    assert (failure.client_id, failure.code, failure.detail) == (1, "rejected", "another node answered")
+
+
+def test_what_flower_cannot_unpack_is_its_senders_failure_and_a_lost_superlink_nobodys(tmp_path):
+    federation = Federation(tmp_path / "x", directory=by_key)
+    federation.grid.nodes = [node(10, key=b"A"), node(11, key=b"B")]
+
+    def answer(message, node_id):
+        if node_id == 11:
+            raise ValueError("no such object")
+        return federation.good(message, node_id)
+
+    federation.grid.answer = answer
+    (failure,) = federation.round().failures
+    assert (failure.client_id, failure.code) == (1, "rejected")
+    assert failure.detail == "south: a message that Flower cannot unpack (ValueError), 3 times"
+
+    def gone():
+        raise ConnectionError("refused")
+
+    federation.engine.directory.look = lambda: None
+    federation.grid.get_nodes = gone
+    with pytest.raises(ConnectionError):
+        federation.round()
+
+
+def test_a_disk_of_the_server_that_refuses_is_no_clients_failure(tmp_path, monkeypatch):
+    federation = Federation(tmp_path / "x")
+    good = federation.good
+
+    def full(*values):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    def answer(message, node_id):
+        reply = good(message, node_id)
+        monkeypatch.setattr("fedssl.sealed.save_file", full)
+        return reply
+
+    federation.grid.answer = answer
+    with pytest.raises(StorageError, match="No space left on device"):
+        federation.round()
+
+
+def test_codes_of_the_server_are_not_for_a_client_to_say(tmp_path):
+    for code in ("no-reply", "rejected", "duplicate", {"a": 1}, "x" * 10**5):
+        content = record({"client": 2, "round": 4, "code": code})
+        got = unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
+        assert got == Failure(2, 4, "exception")
+
+
 def test_a_node_cannot_answer_for_another_client(tmp_path):
     federation = Federation(tmp_path / "x")
 
@@ -295,7 +384,7 @@ def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
     sent = task([1.0], [2.0])
     content = pack_task(sent, pack_tensors(sent.global_weights, {}), {})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
-    assert unpack_reply(reply, tmp_path / "upload") == Failure(0, 2, code)
+    assert unpack_reply(reply, tmp_path / "upload", 10**6) == Failure(0, 2, code)
     assert json.loads((tmp_path / "log.jsonl").read_text())["detail"] == f"{type(raised).__name__}: {raised}"
 
 
@@ -303,7 +392,7 @@ def test_a_task_that_says_nonsense_is_a_code_and_tells_the_server_nothing(tmp_pa
     app = make_client_app(None, lambda node: "", lambda node: tmp_path / "log.jsonl")
     content = record({"client": None, "round": ["x"], "about": {}})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
-    assert unpack_reply(reply, tmp_path / "upload") == Failure(-1, -1, "refused")
+    assert unpack_reply(reply, tmp_path / "upload", 10**6) == Failure(-1, -1, "refused")
     assert "without tensors" in json.loads((tmp_path / "log.jsonl").read_text())["detail"]
 
 
@@ -334,7 +423,7 @@ def test_uploads_stay_until_their_round_is_averaged_and_no_longer(tmp_path):
 
 def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
     federation = Federation(tmp_path / "x", directory=by_name)
-    names = {10: "south", 11: "north", 12: "eve"}
+    names = {10: "south", 11: "north", 12: "eve", 13: "\x1b[2J\ud800" + "x" * 10**5}
     asked = []
 
     def answer(message, node_id):
@@ -343,10 +432,10 @@ def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
             return Message(record({"name": names[node_id]}), reply_to=message)
         return federation.good(message, node_id)
 
-    federation.grid.nodes, federation.grid.answer = [node(10), node(11), node(12)], answer
+    federation.grid.nodes, federation.grid.answer = [node(10), node(11), node(12), node(13)], answer
     federation.round()
     federation.round()
-    assert sorted(set(asked)) == [10, 11, 12]
+    assert sorted(set(asked)) == [10, 11, 12, 13]
     assert asked.count(10) == 1
     tasks = {
         json.loads(message.content["facts"]["json"])["client"]: message.metadata.dst_node_id
@@ -355,6 +444,9 @@ def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
     }
     assert tasks == {0: 11, 1: 10}
     assert "warning: a node calls itself 'eve', which is not in flower.clients: it gets no tasks" in federation.said
+    (odd,) = [text for text in federation.said if "x1b[2J" in text]
+    assert odd.isprintable()
+    assert len(odd) < 200
 
 
 def test_an_app_says_its_name():

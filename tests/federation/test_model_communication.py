@@ -335,3 +335,12 @@ def test_lambda_at_the_client_is_nearly_the_servers_where_weights_are_rounded_on
     _, store = run(tmp_path / "b", "fedema", rounds=2, wire=wire, lambda_at="client")
     for k in range(4):
         assert store.load(k, 2).scalars["scale"] == pytest.approx(server[0].state.notes[k]["scale"], rel=0.02)
+
+
+@pytest.mark.parametrize(("told", "noted"), [(0.5, {"scale": 1.4}), (0.0, {}), (-1.0, {}), (5e-324, {})])
+def test_lambda_is_never_made_of_a_number_whose_inverse_is_infinite(told, noted):
+    """The server keeps it in its checkpoint, which holds finite numbers only."""
+    rule = FedEMA(between="before-after")
+    assert (
+        rule.note({}, result(0, (1.0,), (1.0,), training_divergence=told), task([1.0], [1.0]).global_weights) == noted
+    )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small import of
 
+from fedssl.errors import StorageError
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
 from fedssl.federation.validation import inspect
 from fedssl.weights import Weights
@@ -49,7 +50,7 @@ def test_one_value_that_is_not_finite_is_rejected(name, value):
 
 def test_numbers_and_payloads_must_be_finite_too():
     assert inspect(reply(scalars={"training_divergence": math.nan}), TASKS, LIKE).detail == (
-        "training_divergence is nan, not a finite number"
+        "training_divergence is nan, not a number up to 1e+100"
     )
     broken = inspect(reply(payload={"features": torch.tensor([1.0, math.inf])}), TASKS, LIKE)
     assert broken.detail == "payload features: NaN or infinite"
@@ -72,6 +73,52 @@ def test_numbers_and_payloads_must_be_finite_too():
 def test_another_shape_dtype_or_key_is_rejected_with_got_and_expected(encoder, detail):
     found = inspect(reply(encoder), TASKS, LIKE)
     assert (found.code, found.detail) == ("rejected", detail)
+
+
+def test_a_finite_value_that_would_make_the_average_infinite_is_its_senders_failure():
+    found = inspect(reply(of(1.0, 3e38)), TASKS, LIKE)
+    assert (found.client_id, found.detail) == (1, "encoder conv1.weight: a value that is too large")
+    like = GlobalWeights(of(1.0), Weights({}, {"count": torch.tensor(1)}))
+    sent = GlobalWeights(of(1.0), Weights({}, {"count": torch.tensor(2**62)}))
+    assert inspect(TrainResult(1, 5, sent, 10), TASKS, like).detail == "predictor count: a value that is too large"
+
+
+@pytest.mark.parametrize(
+    ("scalars", "detail"),
+    [
+        ({"loss": 1.0}, "seconds is missing"),
+        ({"loss": 1.0, "seconds": None}, "seconds is None, not a number up to 1e+100"),
+        ({"loss": 1.0, "seconds": True}, "seconds is True, not a number up to 1e+100"),
+        (
+            {"loss": 10**400, "seconds": 1.0},
+            "loss is 100000000000000000...0000000000000000000, not",
+        ),
+        ({"loss": 1.0, "seconds": -1}, "seconds is -1, not from 0 to 9007199254740992"),
+        ({"\x1b[2J": 1.0}, "'\\x1b[2J' is no name of a number"),
+        (dict.fromkeys(map("n{}".format, range(65)), 0), "{'n0': 0, 'n1': 0, 'n10': 0, 'n11': 0, ...} is no table of"),
+    ],
+)
+def test_numbers_that_are_none_or_missing_are_rejected(scalars, detail):
+    found = inspect(reply(scalars=scalars), TASKS, LIKE, needed=("loss", "seconds"))
+    assert found.code == "rejected"
+    assert found.detail.startswith(detail)
+
+
+def test_whatever_happens_while_a_reply_is_looked_at_is_its_senders_failure_and_fit_to_be_shown():
+    def raises(payload):
+        raise RuntimeError("\x1b[31m[/red]\ud800\n" + "x" * 10**6)
+
+    found = inspect(reply(), TASKS, LIKE, raises)
+    assert (found.client_id, found.code) == (1, "rejected")
+    assert found.detail.startswith(r"RuntimeError: \x1b[31m[/red]\ud800\nxxx")
+    assert found.detail.isprintable()
+    assert len(found.detail) < 250
+
+    def full(payload):
+        raise StorageError("full")
+
+    with pytest.raises(StorageError):
+        inspect(reply(), TASKS, LIKE, full)
 
 
 def test_a_variance_below_zero_is_rejected():

@@ -156,3 +156,10 @@ def test_durations(seconds, text):
     from fedssl.reports.progress import _duration
 
     assert _duration(seconds) == text
+
+
+def test_a_text_of_somebody_elses_is_shown_as_it_is_and_does_not_end_the_view():
+    screen = io.StringIO()
+    with LiveView(Console(file=screen, width=120)) as view:
+        view.say("warning: client 1: rejected (payload [/b][red]: nothing is shared)")
+    assert "[red]" in screen.getvalue()

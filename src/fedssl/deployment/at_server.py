@@ -26,9 +26,10 @@ from fedssl.config import Config, Raw, check_round
 from fedssl.data.fetch import Progress
 from fedssl.data.images import Pixels
 from fedssl.data.partition import Partition
+from fedssl.deployment.supervision import MARK
 from fedssl.engines.flower import ByKey, ByName, Directory, FlowerEngine, Grid
 from fedssl.engines.flower_server import key_bytes
-from fedssl.errors import FedsslError
+from fedssl.errors import FedsslError, printable
 from fedssl.experiment import Experiment
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -117,6 +118,13 @@ def _nothing(client_id: int) -> Pixels:  # noqa: ARG001
     return torch.empty(0)
 
 
+def _refuse_other(folder: Path) -> None:
+    """Whoever is on this machine can submit the app with a folder of theirs: a SuperLink of ours has one run."""
+    served = os.environ.get("FLWR_HOME", "")
+    if MARK in os.environ and Path(served).resolve() != (folder / FLOWER).resolve():
+        raise FedsslError(f"folder: {printable(str(folder))}: this SuperLink serves {Path(served).parent} alone")
+
+
 class FileView(PlainView):
     """Plain lines into a file that `fedssl server` shows."""
 
@@ -134,6 +142,7 @@ def run_at_server(grid: Grid, settings: Raw) -> None:
     folder = Path(str(settings.get("folder", "")))
     if not (folder / FLOWER / DEPLOYMENT).is_file():
         raise FedsslError(f"folder: {str(folder)!r} holds no deployment: `fedssl server` makes one")
+    _refuse_other(folder)
     about: dict[str, Any] = read_json(folder / FLOWER / DEPLOYMENT)
     config = typed_config(str(folder / FLOWER / SETTINGS))  # `fedssl server` wrote down there what was typed
     write_atomically(folder / FLOWER / APP_PID, str(os.getpid()))

@@ -2,6 +2,7 @@
 
 A server decides about the method, the training and the network by its name here. It decides neither about paths nor
 about code: images come from where the client was told at home, a network by import path is refused unless allowed.
+What it may ask for is bounded by the site's own limits, and by what it asked for at the first task of the run.
 """
 
 import json
@@ -16,6 +17,7 @@ from fedssl.client_side import client_store
 from fedssl.config import Config, Raw, choice, resolve
 from fedssl.data.images import Pixels, fingerprint
 from fedssl.data.partition import Partition
+from fedssl.deployment.limits import Limits, check_disk, check_settings, open_run
 from fedssl.engines.flower_client import Side
 from fedssl.errors import FedsslError
 from fedssl.federation.client import Client
@@ -44,14 +46,15 @@ def open_side(node: Raw, about: Raw) -> Side:
         raise ClientError("refused", f"a task for {about.get('name')!r} came to {name!r}")
     claim_state(state, name)
     allow_code = tuple(filter(None, str(node.get("allow-code", "")).split(",")))
-    config = checked_settings(about["settings"], allow_code)
+    config, limits = checked_settings(about["settings"], allow_code), Limits.of_node(node)
+    check_settings(config, limits)
+    folder = open_run(state / "runs", _run_name(about.get("run")), config, limits)
     if device := str(node.get("device", "")):
         config = resolve(config.as_raw() | {"device": device}, allow_code)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    folder = state / "runs" / _run_name(about.get("run"))
-    folder.mkdir(parents=True, exist_ok=True)
     client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
+    check_disk(state, client.state_bytes(), limits)
     return Side(client, store, state / LOG, config.failures.client_timeout)
 
 

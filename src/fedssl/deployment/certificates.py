@@ -14,6 +14,7 @@ from typing import Any
 
 from fedssl.errors import FedsslError
 from fedssl.files import storing
+from fedssl.settings import check_client_name
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DAYS = 397  # the longest that browsers take; a deployment is set up anew once a year
@@ -66,6 +67,7 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     """(private, public) key of a client's node; the public one is for the server's folder of keys."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+    check_client_name(name, "NAME")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
     key = _new_key()

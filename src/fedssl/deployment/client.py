@@ -1,10 +1,11 @@
 """`fedssl client`: a node of Flower's at one site, supervised; it connects outwards only, and comes back by itself."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedssl.deployment.at_site import claim_state
+from fedssl.deployment.limits import Limits
 from fedssl.deployment.supervision import (
     Child,
     Patience,
@@ -35,6 +36,7 @@ class Site:
     device: str = ""
     allow_code: tuple[str, ...] = ()
     insecure_anywhere: bool = False
+    limits: Limits = field(default_factory=Limits)
 
     def check(self) -> None:
         host, _ = split_address(self.server)
@@ -68,6 +70,7 @@ class Site:
             "data": self.data and str(Path(self.data).absolute()),
             "device": self.device,
             "allow-code": ",".join(self.allow_code),
+            **self.limits.as_node(),
         }
         return {key: value for key, value in given.items() if value}
 

@@ -22,12 +22,14 @@ from fedssl.engines.flower_messages import (
     record,
     unpack_reply,
 )
-from fedssl.errors import FedsslError
+from fedssl.errors import FedsslError, StorageError, printable, reason
 from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
+from fedssl.federation.validation import MOST_NAME
 from fedssl.files import UNFINISHED
 
 UPLOADS = "uploads"
 MOST_ERRORS = 3
+MOST_STRANGERS = 100  # of whom it is said that they are none of ours
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 Waiting = Callable[[str], None]
 """Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
@@ -152,19 +154,33 @@ class ByName:
 
     def _listen(self) -> None:
         for message_id, (seat, _) in list(self._asked.items()):
-            for answer in self.grid.pull_messages([message_id]):
-                self._asked.pop(message_id, None)
-                if not answer.has_error():
-                    self._note(seat, answer)
+            with contextlib.suppress(UnreadableError):  # it is asked again when its time is over
+                for answer in _pulled(self.grid, message_id):
+                    self._asked.pop(message_id, None)
+                    if not answer.has_error():
+                        self._note(seat, answer)
 
     def _note(self, seat: Seat, answer: Message) -> None:
         with contextlib.suppress(FedsslError):
-            name = str(facts_of(answer).get("name", ""))[:64]
+            name = printable(str(facts_of(answer).get("name", ""))[:MOST_NAME])
             if name in self.names:
                 self._names[seat] = name
-            elif name not in self._strangers:
+            elif name not in self._strangers and len(self._strangers) < MOST_STRANGERS:
                 self._strangers.add(name)
-                self.say(f"warning: a node calls itself {name!r}, which is not in flower.clients: it gets no tasks")
+                self.say(f"warning: a node calls itself '{name}', which is not in flower.clients: it gets no tasks")
+
+
+class UnreadableError(FedsslError):
+    """A node sent what Flower itself cannot unpack."""
+
+
+def _pulled(grid: Grid, message_id: str) -> list[Message]:
+    """The answer to a message, if there is one."""
+    try:
+        return list(grid.pull_messages([message_id]))
+    except Exception as error:
+        grid.get_nodes()  # raises if it is the SuperLink that is gone
+        raise UnreadableError(f"a message that Flower cannot unpack ({type(error).__name__})") from None
 
 
 def _seat(node: Node) -> Seat:
@@ -231,7 +247,7 @@ class FlowerEngine:
                 reply = self._advance(one, buffers)
                 if reply is not None:
                     del pending[one.task.client_id]
-                    worked += float(reply.scalars["seconds"]) if isinstance(reply, TrainResult) else 0.0
+                    worked += reply.scalars.get("seconds", 0.0) if isinstance(reply, TrainResult) else 0.0
                     yield reply
             if pending:
                 self._wait(list(pending.values()), time.monotonic() - begun)
@@ -241,13 +257,18 @@ class FlowerEngine:
         """One step of a task's way: sent, answered, given up, or still nothing."""
         seat = self.directory.seat_of(one.task.client_id)
         if one.message is not None:
-            for message in self.grid.pull_messages([one.message]):
-                if not message.has_error():
-                    return self._received(one, message)
-                one.message = None  # expired, or its node is gone, or Flower itself failed: our app never answers so
-                one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
+            try:
+                for message in _pulled(self.grid, one.message):
+                    if not message.has_error():
+                        return self._received(one, message)
+                    one.message = None  # expired, or its node is gone, or Flower failed: our app never answers so
+                    one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
+                    if one.errors >= MOST_ERRORS:
+                        return self._failure(one, "refused", f"Flower's error {message.error.code}, {one.errors} times")
+            except UnreadableError as error:
+                one.message, one.errors = None, one.errors + 1
                 if one.errors >= MOST_ERRORS:
-                    return self._failure(one, "refused", f"Flower's error {message.error.code}, {one.errors} times")
+                    return self._failure(one, "rejected", f"{error}, {one.errors} times")
             if seat is not None and seat != one.seat:
                 one.message = None  # its node was killed and is back: what it was doing is lost
         if one.message is None and seat is not None:
@@ -273,12 +294,17 @@ class FlowerEngine:
                 one.limit = time.monotonic() + self.time_limit + GRACE
 
     def _received(self, one: _Pending, message: Message) -> TrainResult | Failure:
+        """Where a reply enters: whatever is wrong with it is its sender's failure, and nobody else's."""
         keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
         keep.parent.mkdir(exist_ok=True)
         try:
-            reply = unpack_reply(message, keep)
-        except FedsslError as error:
-            return self._failure(one, "rejected", str(error))
+            reply = unpack_reply(message, keep, one.task.global_weights.num_bytes())
+        except StorageError:
+            raise
+        except Exception as error:
+            return self._failure(one, "rejected", reason(error))
+        if one.seat is None or message.metadata.src_node_id != one.seat.node:
+            return self._failure(one, "rejected", "another node answered")
         if reply.client_id != one.task.client_id:  # whoever it says it is, we know whom we asked
             return self._failure(one, "rejected", f"it answered as client {reply.client_id}")
         self._kept.append((one.task.round_number, keep))
@@ -288,7 +314,8 @@ class FlowerEngine:
 
     def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
         name = self.directory.name_of(one.task.client_id)
-        return Failure(one.task.client_id, one.task.round_number, code, f"{name}: {detail}" if name else detail)
+        text = printable(f"{name}: {detail}" if name else detail)
+        return Failure(one.task.client_id, one.task.round_number, code, text)
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:
         away = [self._title(one) for one in pending if one.message is None]

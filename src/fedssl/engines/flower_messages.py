@@ -8,10 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedssl.engines.flower_api import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -21,20 +20,22 @@ from fedssl.federation.messages import (
     FailureCode,
     GlobalWeights,
     Payload,
-    Scalars,
     TrainResult,
     TrainTask,
 )
-from fedssl.files import storing
-from fedssl.sealed import KNOWN_DTYPES, named_tensors, read_weights
+from fedssl.federation.validation import numbers
+from fedssl.files import size_text, storing
+from fedssl.sealed import check_layout, named_tensors, read_weights, write_tensors
 from fedssl.stopwatch import PARTS
 from fedssl.weights import Weights
 
 FORMAT = "safetensors"
 FACTS, TENSORS = "facts", "tensors"
 TRAIN, WHO = "train", "query"
-NEEDED = {"loss", "images", "seconds"}  # numbers that the record of a round is made of
+MOST_FACTS = 2**20  # characters: a thousand names of clients in a task's settings
+MOST_ROUNDS = 2**31  # also of clients
 RESERVED = {"client", "n", "bytes_up", "bytes_down"}  # what the server says itself
+SAID_BY_CLIENTS = ("exception", "non-finite", "timeout", "state-damaged", "disk", "refused")  # codes; the rest is ours
 Facts = dict[str, Any]
 
 
@@ -70,11 +71,12 @@ def record(facts: Mapping[str, Any], tensors: ArrayRecord | None = None) -> Reco
 def facts_of(message: Message) -> Facts:
     """The numbers and names of a message; FedsslError when it is none of ours."""
     try:
-        facts = json.loads(str(message.content[FACTS]["json"]))
-    except (KeyError, TypeError, ValueError) as error:
+        text = message.content[FACTS]["json"]
+        facts = json.loads(text) if isinstance(text, str) and len(text) <= MOST_FACTS else None
+    except Exception as error:  # also of a nesting that is too deep
         raise FedsslError(f"a message without readable facts ({type(error).__name__})") from None
     if not isinstance(facts, dict):
-        raise FedsslError("a message whose facts are no table")
+        raise FedsslError(f"a message whose facts are no table of up to {MOST_FACTS} characters")
     return facts
 
 
@@ -95,12 +97,12 @@ def buffer_of(message: Message) -> bytes:
 
 def unpack_tensors(buffer: bytes) -> tuple[GlobalWeights, Payload]:
     try:
+        check_layout(buffer)
         tensors = load(buffer)
-    except (SafetensorError, KeyError) as error:
-        raise FedsslError(f"tensors that cannot be read: {error}") from None
-    strange = [name for name, tensor in tensors.items() if tensor.dtype not in KNOWN_DTYPES]
-    if strange:
-        raise FedsslError(f"{strange[0]}: tensors of type {tensors[strange[0]].dtype} are not part of any model here")
+    except FedsslError:
+        raise
+    except Exception as error:  # a header may hold anything
+        raise FedsslError(f"tensors that cannot be read: {type(error).__name__}: {error}") from None
     payload = _under(tensors, "payload/")
     return GlobalWeights(_weights(tensors, "encoder"), _weights(tensors, "predictor")), payload
 
@@ -132,7 +134,8 @@ def unpack_task(message: Message) -> Order:
     facts = facts_of(message)
     weights, payload = unpack_tensors(buffer_of(message))
     try:
-        task = TrainTask(facts["client"], facts["round"], facts["accepted"], weights, facts["note"], payload)
+        note = numbers(facts["note"])
+        task = TrainTask(facts["client"], facts["round"], facts["accepted"], weights, note, payload)
         return Order(task, dict(facts["about"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FedsslError(f"a task without {error}") from None
@@ -150,31 +153,29 @@ def pack_reply(reply: TrainResult | Failure) -> RecordDict:
     return record(facts, pack_tensors(reply.weights, reply.payload))
 
 
-def unpack_reply(message: Message, keep: Path) -> TrainResult | Failure:
+def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failure:
     """What a client answered; its weights go to the file `keep`, so that the server holds one upload at a time.
 
-    A reply that is none of ours is a FedsslError; what its numbers and tensors are worth is for the gate to say.
+    A reply that is none of ours, or whose weights take more than `room` bytes, is a FedsslError; which numbers it
+    needs and what its tensors are worth is for the gate to say.
     """
     facts = facts_of(message)
-    client_id, round_number = facts.get("client"), facts.get("round")
-    if not isinstance(client_id, int) or not isinstance(round_number, int):
+    client_id: Any = facts.get("client")
+    round_number: Any = facts.get("round")
+    if not all(type(number) is int and abs(number) < MOST_ROUNDS for number in (client_id, round_number)):
         raise FedsslError("a reply without client and round")
     if "code" in facts:
-        code: FailureCode = facts["code"] if facts["code"] in get_args(FailureCode) else "exception"
+        code: FailureCode = facts["code"] if facts["code"] in SAID_BY_CLIENTS else "exception"
         return Failure(client_id, round_number, code)
-    scalars = facts.get("scalars")
-    if not isinstance(scalars, dict) or not scalars.keys() >= NEEDED or RESERVED & scalars.keys():
-        raise FedsslError("a reply without the numbers of a round")
+    scalars, profile = numbers(facts.get("scalars")), numbers(facts.get("profile", {}))
+    if reserved := RESERVED & scalars.keys() | profile.keys() - PARTS.keys():
+        raise FedsslError(f"{min(reserved)} is not for a client to say")
     weights, payload = unpack_tensors(buffer_of(message))
+    if weights.num_bytes() > room:
+        raise FedsslError(f"{size_text(weights.num_bytes())} of weights instead of {size_text(room)}")
     tensors = named_tensors("encoder", weights.encoder) | named_tensors("predictor", weights.predictor)
     with storing(keep, weights.num_bytes()):
-        save_file(tensors, keep)  # written anew: nothing of what a client laid out in its buffer is mapped here
+        write_tensors(keep, tensors)  # written anew: nothing of what a client laid out in its buffer is mapped here
     upload = FileUpload(keep, weights.num_bytes())
-    examples, profile = facts.get("num_examples"), _profile(facts.get("profile"))
-    return TrainResult(client_id, round_number, upload, examples, scalars, payload, profile)  # type: ignore[arg-type]
-
-
-def _profile(told: object) -> Scalars:
-    """Seconds by part, as far as they are some."""
-    known = {name: told[name] for name in PARTS if name in told} if isinstance(told, dict) else {}
-    return {name: float(seconds) for name, seconds in known.items() if isinstance(seconds, int | float)}
+    examples: Any = facts.get("num_examples")
+    return TrainResult(client_id, round_number, upload, examples, scalars, payload, profile)

@@ -10,18 +10,10 @@ import os
 import signal
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from fedssl.engines.flower_app import APP
+from fedssl.engines.flower_app import APP, fingerprint_of
 from fedssl.engines.processes import die_with_the_parent
-
-
-def fingerprint_of(app: Path) -> str:
-    """SHA-256 of the bundle that `flwr run` makes of an app's folder."""
-    from flwr.cli.build import build_fab_from_disk
-
-    return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
 
 
 def only(accepted: str, get_fab: Callable[..., Any]) -> Callable[..., Any]:

@@ -72,6 +72,17 @@ class Client:
         lr = self.training.learning_rate(task.round_number, self.rounds)
         return f"lr {lr!r} {self.training} {self.rule} seed {self.seed}"
 
+    @property
+    def adds_noise(self) -> bool:
+        return self.privacy is not None and self.privacy.placement == "local"
+
+    def needed_numbers(self) -> tuple[str, ...]:
+        """What every reply of this run tells, so that the server may count on it.
+
+        A client that adds noise tells nothing else: a number that was made from images would leave beside the noise.
+        """
+        return ("ema", "seconds") if self.adds_noise else ("loss", "images", "seconds", *self.rule.reads())
+
     def initial_global_weights(self) -> GlobalWeights:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
         return self._shared(self.first_weights.online, self.first_weights.predictor)
@@ -79,6 +90,12 @@ class Client:
     def upload_bytes(self) -> int:
         """What a client sends a round, without a method's payload."""
         return self.wire.encode(self.initial_global_weights()).num_bytes() if self.rule.shares else 0
+
+    def state_bytes(self) -> int:
+        """What a client keeps on disk of a round."""
+        weights, apart = self.first_weights, self.upload_bytes() if self.sent.apart else 0
+        parts = (weights.online, weights.predictor, weights.target, Weights(self.first_memory))
+        return sum(part.num_bytes() for part in parts) + apart
 
     def train(
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
@@ -116,14 +133,14 @@ class Client:
             "images": report.images,
             "seconds": time.perf_counter() - started,
         }
-        if key:  # then no number leaves that was made from images
-            told = {name: scalars[name] for name in ("ema", "seconds")}
+        if key:
+            told = {name: scalars[name] for name in self.needed_numbers()}
             return new_state, self._result(task, weights, 1, told, key)
         return new_state, self._result(task, weights, len(images), scalars)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
         """Of a client that adds its own noise; else empty."""
-        if self.privacy is None or self.privacy.placement == "central":
+        if self.privacy is None or not self.adds_noise:
             return b""
         if self.privacy.noise_seed == "run":
             return run_key(self.seed, client_id)

@@ -1,5 +1,6 @@
 """Operation 2, model communication: from a client's own weights and the new global ones to where its round starts."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -40,6 +41,10 @@ class UpdateRule(ABC):
     def measure(self, before: Weights, after: Weights) -> Scalars:  # noqa: ARG002
         """Client side, after local training: what this rule must remember of the online encoder's change."""
         return {}
+
+    def reads(self) -> tuple[str, ...]:
+        """Server side: the numbers of a result that `note` looks at."""
+        return ()
 
     def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:  # noqa: ARG002
         """Server side, after aggregation: what this client's next task carries."""
@@ -133,6 +138,9 @@ class _DivergenceRule(UpdateRule):
     def measure(self, before: Weights, after: Weights) -> Scalars:
         return {"training_divergence": divergence(before, after, self.norm)} if self.between == "before-after" else {}
 
+    def reads(self) -> tuple[str, ...]:
+        return ("training_divergence",) if self.between == "before-after" else ()
+
     def distance(self, local: ClientState, task: TrainTask) -> float:
         """‖W_g^r − W_k^{r−1}‖ (paper), or how far the client's own last training moved the encoder (authors)."""
         if self.between == "before-after":
@@ -203,14 +211,15 @@ class FedEMA(_DivergenceRule):
         return {"scale": scalars["scale"]} if mine else {}
 
     def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
-        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of 0 leaves it for a later round."""
+        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of next to 0 leaves it for later."""
         if "scale" in noted or self.scale is not None or self.lambda_at == "client":
             return noted
         if self.between == "before-after":
             distance = result.scalars["training_divergence"]
         else:
             distance = divergence(aggregated.encoder, result.weights.encoder, self.norm)
-        return {**noted, "scale": self.tau / distance} if distance > 0 else noted
+        scale = self.tau / distance if distance > 0 else math.inf
+        return {**noted, "scale": scale} if math.isfinite(scale) else noted
 
 
 def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu: float) -> ClientWeights:

@@ -54,6 +54,7 @@ class Server:
     retries: int = 1  # how often clients that gave nothing are asked again while there are too few
     wire: Wire = EXACT  # in which numbers weights travel; the server's own are exact
     payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
+    needed: tuple[str, ...] = ()  # the numbers that every reply tells
 
     def quorum(self, asked: int) -> int:
         return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
@@ -110,7 +111,7 @@ def gather(
         asked = [task for client_id, task in tasks.items() if client_id not in delivered]
         silent = {task.client_id for task in asked}
         for reply in engine.run_tasks(asked):
-            reply = inspect(reply, tasks, like, payload_problem)
+            reply = inspect(reply, tasks, like, payload_problem, server.needed)
             silent.discard(reply.client_id)
             if isinstance(reply, Failure):
                 failures.append(reply)

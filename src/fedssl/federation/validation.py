@@ -1,16 +1,23 @@
 """The gate before aggregation: what a client of this run may send; anything else never reaches the global model."""
 
-import math
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Collection
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from fedssl.federation.messages import Failure, GlobalWeights, Payload, TrainResult, TrainTask
-from fedssl.federation.wire import SCALE
+from fedssl.errors import FedsslError, StorageError, printable, reason
+from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
+from fedssl.federation.wire import LEVELS, SCALE
 from fedssl.weights import Weights, non_finite
 
-MOST_SCALE = torch.finfo(torch.float32).max / 128  # beyond it a decoded value would be infinite
+MOST_VALUE = 1e30  # of a weight: sums and differences of such values are finite in float32
+MOST_SCALE = MOST_VALUE / LEVELS
+MOST_COUNT = 2**53  # of a counter: whole numbers up to here are exact in an average; also of images and seconds
 MOST_EXAMPLES = 10**9  # an n_k beyond this is a mistake or an attempt to outweigh everybody
+MOST_NUMBER = 1e100  # of a loss, a divergence or its inverse: sums and squares of such numbers are finite
+MOST_NUMBERS = MOST_NAME = 64  # numbers in a table, letters in a name
+COUNTED = ("images", "seconds")
 
 
 def anything(payload: Payload) -> str:  # noqa: ARG001
@@ -28,8 +35,9 @@ def inspect(
     tasks: dict[int, TrainTask],
     like: GlobalWeights,
     payload_problem: Callable[[Payload], str] = anything,
+    needed: Collection[str] = (),
 ) -> TrainResult | Failure:
-    """The reply itself if all is well with it, otherwise a failure that says what is not."""
+    """The reply itself if all is well with it, otherwise a failure that says what is not; `needed`: its numbers."""
     client_id, round_number = reply.client_id, reply.round_number
     if client_id not in tasks:
         return Failure(client_id, round_number, "not-asked", f"round {round_number}")
@@ -38,24 +46,55 @@ def inspect(
         return Failure(client_id, asked, "wrong-round", f"a reply to round {round_number} came in round {asked}")
     if isinstance(reply, Failure):
         return reply
-    problem = _examples(reply.num_examples) or _scalars(reply) or _weights(reply.weights, like)
-    if not problem and (found := payload_problem(reply.payload)):
-        problem = f"payload {found}"
-    return Failure(client_id, round_number, "rejected", problem) if problem else reply
+    try:
+        problem = _problem(reply, like, payload_problem, needed)
+    except StorageError:
+        raise
+    except Exception as error:  # whatever one client sent, the others' round goes on
+        problem = reason(error)
+    return Failure(client_id, round_number, "rejected", printable(problem)) if problem else reply
+
+
+def numbers(told: object) -> Scalars:
+    """A table of numbers by name as another machine told it; FedsslError when it is anything else."""
+    if not isinstance(told, dict) or len(told) > MOST_NUMBERS:
+        raise FedsslError(f"{reprlib.repr(told)} is no table of up to {MOST_NUMBERS} numbers")
+    for name, value in told.items():
+        if not (isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) <= MOST_NAME):
+            raise FedsslError(f"{reprlib.repr(name)} is no name of a number")
+        if not (_whole(value) or isinstance(value, float)) or not abs(value) <= MOST_NUMBER:
+            raise FedsslError(f"{name} is {reprlib.repr(value)}, not a number up to {MOST_NUMBER:g}")
+    return told
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _problem(
+    reply: TrainResult, like: GlobalWeights, payload_problem: Callable[[Payload], str], needed: Collection[str]
+) -> str:
+    problem = _examples(reply.num_examples) or _scalars(reply, needed) or _weights(reply.weights, like)
+    if not problem and (found := [*non_finite(Weights(reply.payload))]):
+        return f"payload {found[0]}: NaN or infinite"
+    if not problem and (found_by_method := payload_problem(reply.payload)):
+        return f"payload {found_by_method}"
+    return problem
 
 
 def _examples(count: object) -> str:
-    whole = isinstance(count, int) and not isinstance(count, bool)
-    good = whole and 0 < count <= MOST_EXAMPLES  # type: ignore[operator]
-    return "" if good else f"num_examples is {count!r}, not a whole number from 1 to {MOST_EXAMPLES}"
+    good = _whole(count) and 0 < count <= MOST_EXAMPLES  # type: ignore[operator]
+    return "" if good else f"num_examples is {reprlib.repr(count)}, not a whole number from 1 to {MOST_EXAMPLES}"
 
 
-def _scalars(result: TrainResult) -> str:
-    for name, value in {**result.profile, **result.scalars}.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            return f"{name} is {value!r}, not a finite number"
-    broken = [*non_finite(Weights(result.payload))]
-    return f"payload {broken[0]}: NaN or infinite" if broken else ""
+def _scalars(result: TrainResult, needed: Collection[str]) -> str:
+    told, profile = numbers(result.scalars), numbers(result.profile)
+    for name in needed:
+        if name not in told:
+            return f"{name} is missing"
+    counted = {name: told[name] for name in COUNTED if name in told} | profile
+    wrong = [name for name, value in counted.items() if not 0 <= value <= MOST_COUNT]
+    return f"{wrong[0]} is {reprlib.repr(counted[wrong[0]])}, not from 0 to {MOST_COUNT}" if wrong else ""
 
 
 def _weights(sent: GlobalWeights, like: GlobalWeights) -> str:
@@ -72,12 +111,19 @@ def _part(part: str, sent: Weights, like: Weights) -> str:
                 return f"{part} {name}: got {got[name].dtype}, expected {tensor.dtype}"
             if got[name].shape != tensor.shape:
                 return f"{part} {name}: got shape {tuple(got[name].shape)}, expected {tuple(tensor.shape)}"
-    broken = [*non_finite(sent)]
-    if broken:
+    if broken := [*non_finite(sent)]:
         return f"{part} {broken[0]}: NaN or infinite"
     scales = {name: tensor for name, tensor in sent.parameters.items() if name.endswith(SCALE)}
     if wrong := [name for name, tensor in scales.items() if bool(((tensor < 0) | (tensor > MOST_SCALE)).any())]:
         return f"{part} {wrong[0]}: a scale that is not from 0 to {MOST_SCALE:.3g}"
+    if huge := [name for name, tensor in sent.tensors().items() if tensor.numel() and _huge(tensor)]:
+        return f"{part} {huge[0]}: a value that is too large"
     variances = {name: tensor for name, tensor in sent.buffers.items() if name.endswith("running_var")}
     negative = [name for name, tensor in variances.items() if bool((tensor < 0).any())]
     return f"{part} {negative[0]}: a variance below 0" if negative else ""
+
+
+def _huge(tensor: Tensor) -> bool:
+    low, high = tensor.aminmax()
+    most = MOST_VALUE if tensor.is_floating_point() else MOST_COUNT
+    return not (-most <= float(low) and float(high) <= most)

@@ -172,7 +172,7 @@ class LiveView(QuietView):
         self._show()
 
     def say(self, text: str) -> None:
-        self.live.console.print(text)
+        self.live.console.print(text, markup=False)  # a text may hold what came from a client
 
     def _show(self) -> None:
         table = Table.grid(padding=(0, 3))

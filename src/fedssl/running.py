@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 from datetime import UTC, datetime
 from importlib import metadata
@@ -11,11 +12,12 @@ from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
 from fedssl.config import Config
 from fedssl.data.images import Images, fingerprint
-from fedssl.errors import StorageError
+from fedssl.errors import DamagedError, StorageError
 from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.federation.messages import Failure
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientState, Failure
 from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
 from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
@@ -24,9 +26,10 @@ from fedssl.reports.loggers import Logger
 from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import vouched
 from fedssl.reports.totals import Totals, mean
 from fedssl.reports.warnings import RunWarnings
-from fedssl.spending import spent, with_noise_key
+from fedssl.spending import noise_print, spent, with_noise_key
 from fedssl.surroundings import Surroundings
 from fedssl.weights import Weights
 
@@ -51,6 +54,7 @@ class Running:
         self.totals = Totals()
         self.profile = ProfileBook(config.run.profile, folder)
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final
+        self.noise: dict[str, str] = {}  # by which the key of the noise is known again
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
 
@@ -68,8 +72,9 @@ class Running:
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
             folder.mkdir(exist_ok=True)
+        server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key, checkpoint)
+        self.noise = noise_print(server)
         state = self._return_to(checkpoint) if checkpoint else self._begin()
-        server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key)
         status = "interrupted"
         try:
             engine_here = self.surroundings.engine(self.config, self.parts, self.folder, self.store, self.view)
@@ -92,7 +97,7 @@ class Running:
 
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
-        self.folder.cut_back(-1)  # a process that was killed here before may have left a line
+        self.folder.cut_back(-1, {})  # a process that was killed here before may have left a line
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
         state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
         with self.profile.clock.part("evaluation"):
@@ -103,10 +108,15 @@ class Running:
 
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
         self.results, self.seconds_before = dict(checkpoint.course["results"]), checkpoint.course["seconds"]
-        for record in self.folder.cut_back(checkpoint.state.round_number):
+        seals = checkpoint.course.get("files", {})
+        if "rounds.jsonl" in seals:  # for what else there is the summary vouches, if one was written since
+            seals = vouched(self.folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
+        before = self.folder.reopen()
+        if checkpoint.state.round_number == self.config.run.rounds and "evaluation" in before:
+            self.results["evaluation"] = before["evaluation"]  # of these very weights
+        for record in self.folder.cut_back(checkpoint.state.round_number, seals):
             self.totals.add(record)
             self.warnings.check(record)  # said before
-        self.folder.reopen()
         self.view.say(f"goes on after round {checkpoint.state.round_number}")
         return checkpoint.state
 
@@ -127,7 +137,8 @@ class Running:
         self.totals.add(record)
         with self.profile.clock.part("state"):
             self.folder.append_round(record)
-            self.checkpoints.save(Checkpoint(state, {"results": self.results, "seconds": self._seconds()}))
+            course = {"results": self.results, "seconds": self._seconds(), "files": self.folder.seals(), **self.noise}
+            self.checkpoints.save(Checkpoint(state, course))
         self.logger.log_round(record)
         for warning in self.warnings.check(record):
             self.view.say(f"warning: {warning}")
@@ -140,7 +151,7 @@ class Running:
             self.view.say(f"warning: round {failure.round_number}: {failure}")
 
     def _close(self, status: str, state: ServerState) -> dict[str, Any]:
-        summary = self._summary(status, state)
+        summary = self._summary(status, state) | {"files": self.folder.seals()}
         save_encoder(self.folder.encoder, self._encoder_weights(state), self._about(state))
         self.folder.write_summary(summary)
         if "privacy" in summary:
@@ -178,12 +189,17 @@ class Running:
         if self.parts.server.rule.shares or state.round_number == 0:
             return self._evaluate_one(self._encoder_weights(state), full)
         assert self.store is not None  # a rule that shares nothing is refused where states are elsewhere
-        each = [
-            self._evaluate_one(self.store.load(client, accepted).weights.online, full)
-            for client, accepted in sorted(state.accepted_round.items())
-        ]
+        each = [self._evaluate_one(one.weights.online, full) for one in self._client_states(self.store, state)]
         means = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
         return means | {f"{name}_sd": statistics.stdev(one[name] for one in each) for name in means if len(each) > 1}
+
+    def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[ClientState]:
+        for client, accepted in sorted(state.accepted_round.items()):
+            try:
+                yield store.load(client, accepted)
+            except DamagedError:  # one that may start over has no encoder until it is asked again
+                if self.config.failures.damaged_state == "error":
+                    raise
 
     def _evaluate_one(self, weights: Weights, full: bool) -> dict[str, float]:
         weights.load_into(self.encoder)

@@ -25,6 +25,7 @@ from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.finished_run import FinishedRun
 from fedssl.networks.heads import Encoder
 from fedssl.reports.evaluation_view import EvaluationView
+from fedssl.reports.run_record import check_files
 
 SUPERVISED = Fitting(epochs=EPOCHS["supervised"], batch_size=128, lr=1e-3)
 
@@ -42,6 +43,7 @@ class Subject:
 def evaluate(path: str | Path, request: Request, view: EvaluationView | None = None) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary."""
     run = FinishedRun.open(path)
+    check_files(run.folder.path, "evaluation.jsonl")  # now, not when the results are there
     if run.config.run.threads:
         torch.set_num_threads(run.config.run.threads)
     evaluation = _Evaluation(run, request, view or EvaluationView())
@@ -54,8 +56,7 @@ def evaluate(path: str | Path, request: Request, view: EvaluationView | None = N
         finally:  # also on Ctrl-C: what was computed is kept
             if results:
                 summary = FinishedRun.open(path).summary
-                summary["evaluation"] = merged(summary.get("evaluation", []), headline(results))
-                run.folder.write_summary(summary)
+                run.folder.write_evaluated(summary, merged(summary.get("evaluation", []), headline(results)))
     return results
 
 

@@ -64,7 +64,7 @@ def _mean_curve(comparison: Comparison, result: Result, measure: str, factor: fl
     runs = _trained(comparison, result)
     at: dict[int, list[float]] = {}
     for run in runs:
-        for record in read_rounds(run.folder / "rounds.jsonl"):
+        for record in read_rounds(run.folder):
             value = metrics_of(record).get(measure)
             if value is not None:
                 at.setdefault(record["round"], []).append(factor * value)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the batch in hand is finished, then the run stops and keeps what it has."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request: the batch in hand is finished, then the run stops and keeps what it has."""
 
 import signal
 from types import FrameType, TracebackType
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from fedssl.reports.progress import View
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class StopRequest:
@@ -17,7 +17,9 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._received) for number in SIGNALS}
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored, and so it stays
+                self._before[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(

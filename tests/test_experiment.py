@@ -14,6 +14,7 @@ from fedssl.experiment import load
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_summary
 
 
 def run(folder, preset="smoke", view=None, **overrides):
@@ -71,7 +72,7 @@ def test_metrics_csv_agrees_with_the_rounds(finished):
 
 
 def test_summary(finished):
-    summary = json.loads((finished.folder / "summary.json").read_text())
+    summary = read_summary(finished.folder)
     assert summary == finished.summary
     assert (summary["status"], summary["rounds"]) == ("finished", 2)
     assert summary["mean_mu"] == pytest.approx(0.7)

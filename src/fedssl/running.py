@@ -26,7 +26,7 @@ from fedssl.reports.loggers import Logger
 from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import vouched
+from fedssl.reports.run_record import SUMMARY, vouched
 from fedssl.reports.totals import Totals, mean
 from fedssl.reports.warnings import RunWarnings
 from fedssl.spending import noise_print, spent, with_noise_key
@@ -112,13 +112,22 @@ class Running:
         if "rounds.jsonl" in seals:  # for what else there is the summary vouches, if one was written since
             seals = vouched(self.folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
         before = self.folder.reopen()
-        if checkpoint.state.round_number == self.config.run.rounds and "evaluation" in before:
-            self.results["evaluation"] = before["evaluation"]  # of these very weights
+        if checkpoint.state.round_number == self.config.run.rounds:
+            self._keep_evaluation(before)
         for record in self.folder.cut_back(checkpoint.state.round_number, seals):
             self.totals.add(record)
             self.warnings.check(record)  # said before
         self.view.say(f"goes on after round {checkpoint.state.round_number}")
         return checkpoint.state
+
+    def _keep_evaluation(self, before: dict[str, Any]) -> None:
+        """What `fedssl evaluate` put into the summary of a finished run that is made again: about these very weights."""
+        if "evaluation" in before:
+            self.results["evaluation"] = before["evaluation"]
+        elif not before:
+            known = (self.folder.path / "evaluation.jsonl").exists()
+            lost = ", without the headline of evaluation.jsonl: evaluate again to have it there" if known else ""
+            self.view.say(f"warning: {self.folder.path / SUMMARY}: missing or damaged; it is made again{lost}")
 
     def _after_round(self, outcome: Round) -> None:
         round_number = outcome.state.round_number

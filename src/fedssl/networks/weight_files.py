@@ -17,7 +17,8 @@ from fedssl.weights import Weights
 
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
-CHECKSUM = "sha256"  # the key of the metadata for the checksum of the tensors and of what stands under ABOUT
+CHECKSUM = "fedssl_sha256"  # the key of the metadata for the checksum of the file's content
+OLDER = {ABOUT, "format"}  # all that files have which were written before there was one
 OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
 HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
 COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
@@ -76,19 +77,22 @@ def read_weight_file(place: str | Path) -> WeightFile:
             about = json.loads(metadata.get(ABOUT, "{}"))
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise DamagedError(f"{path}: damaged, not readable as safetensors ({error}): {REMEDY}") from None
-    if metadata.get(CHECKSUM) not in (None, _checksum(tensors, metadata.get(ABOUT, ""))):  # older files have none
+    ours = metadata.keys() & {ABOUT, CHECKSUM} and metadata.keys() - OLDER  # one of the two names may be damaged
+    if ours and metadata.get(CHECKSUM) != _checksum(tensors, metadata):
         raise DamagedError(f"{path}: {ALTERED}: {REMEDY}")
     return WeightFile(path, tensors, about)
 
 
 def weight_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     """The content of a file that says how to build the network, and notices when it is no longer what was written."""
-    text = json.dumps(about)
-    return save(dict(tensors), {ABOUT: text, CHECKSUM: _checksum(tensors, text), "format": "pt"})
+    metadata = {ABOUT: json.dumps(about), "format": "pt"}
+    return save(dict(tensors), {**metadata, CHECKSUM: _checksum(tensors, metadata)})
 
 
-def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
-    return sha256(f"{Weights(dict(tensors)).digest()} {about}".encode()).hexdigest()
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Over the tensors, their names and shapes, and all that is written about them but this."""
+    others = json.dumps({key: metadata[key] for key in sorted(metadata) if key != CHECKSUM})
+    return sha256(f"{Weights(dict(tensors)).digest()} {others}".encode()).hexdigest()
 
 
 def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ class Running:
         return checkpoint.state
 
     def _keep_evaluation(self, before: dict[str, Any]) -> None:
-        """What `fedssl evaluate` put into the summary of a finished run that is made again: about these very weights."""
+        """What `fedssl evaluate` said of these very weights, where the summary of a finished run is made again."""
         if "evaluation" in before:
             self.results["evaluation"] = before["evaluation"]
         elif not before:

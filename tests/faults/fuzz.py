@@ -124,7 +124,7 @@ def listed(folder):
     from fedssl.errors import FedsslError
     from fedssl.reports.listing import list_runs
 
-    (line,) = list_runs(folder)
+    (line,) = [one for one in list_runs(folder.parent) if one.name == folder.name]
     if line.status.startswith(("broken", "running, or killed")):
         raise FedsslError(f"{line.status} (summary.json)")
     return replace(line, age="")

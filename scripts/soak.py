@@ -1,17 +1,20 @@
-"""Long and rough: kills at random instants, a disk that fills up, ten thousand rounds; `make soak` runs it.
+"""Long and rough: kills at random instants, a disk that fills up, damaged files, ten thousand rounds: `make soak`.
 
 Prints what it counts and fails when a promise is broken, or when it was too gentle to mean anything.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
+from fuzz import fuzz
 from harness import CONTEXT, PRESETS, everything, experiment, kill_and_compare
 from small import TINY
 
@@ -63,6 +66,15 @@ def inside_small_disk(folder):
     print(json.dumps({"stops by a full disk": len(stops), "equal after room was made": True}))
 
 
+def damages(count, scratch):
+    """One file of a run folder or of the image cache damaged at a time, and who notices."""
+    scratch.mkdir()
+    os.environ["FEDSSL_DATA"] = str(scratch / "fedssl-data")
+    found = Counter(case.outcome for case in fuzz(count, 1, scratch, say))
+    assert found["silent"] == found["traceback"] == 0, found
+    return dict(found)
+
+
 def many_rounds(rounds, scratch):
     """Memory, open files, threads and disk of a long run, at a tenth of it and at its end."""
     said = CONTEXT.Queue()
@@ -110,6 +122,7 @@ def say(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="kills for each of three algorithms")
+    parser.add_argument("--damages", type=int, default=500, help="damaged files")
     parser.add_argument("--rounds", type=int, default=10_000, help="rounds of the long run")
     parser.add_argument("--inside-small-disk", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -120,6 +133,8 @@ def main():
         counts = {"SIGKILL": kills(options.kills, scratch)}
         say("a disk that fills up")
         counts["disk"] = disk_full(scratch)
+        say("damaged files")
+        counts["damaged files"] = damages(options.damages, scratch / "damages")
         say(f"{options.rounds} rounds")
         counts["long run"] = many_rounds(options.rounds, scratch)
         counts["minutes"] = round((time.monotonic() - begun) / 60, 1)

@@ -16,6 +16,7 @@ from fedssl.errors import FedsslError
 from fedssl.experiment import load
 from fedssl.reports.run_folder import RunFolder
 from fedssl.reports.run_record import read_environment, read_summary
+from fedssl.reports.stopping import StopRequest
 
 NAME = "BYOL + FedEMA"
 
@@ -234,6 +235,17 @@ def test_a_signal_anywhere_costs_nothing(tmp_path, undisturbed, where, numbers):
     assert time.monotonic() - begun < 60
     finish(NAME, tmp_path / "run", **QUICK)
     assert everything(tmp_path / "run") == undisturbed
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored():
+    """nohup fedssl run …"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            request.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP as a request: the batch in hand is finished, then the run stops and keeps what it has."""
 
+import contextlib
+import os
 import signal
+import stat
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -29,6 +32,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if number == getattr(signal, "SIGHUP", None):
+            _forget_the_terminal()
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -40,6 +45,15 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         return 128 + (self.signal or signal.SIGINT)
+
+
+def _forget_the_terminal() -> None:
+    """It may be gone: every line written to it would be an error from now on."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # closed long ago
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
 
 
 class StoppableView:

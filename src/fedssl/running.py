@@ -109,7 +109,7 @@ class Running:
     def _return_to(self, checkpoint: Checkpoint) -> ServerState:
         self.results, self.seconds_before = dict(checkpoint.course["results"]), checkpoint.course["seconds"]
         seals = checkpoint.course.get("files", {})
-        if "rounds.jsonl" in seals:  # for what else there is the summary vouches, if one was written since
+        if "rounds.jsonl" in seals:  # for all else the summary vouches, if one was written since
             seals = vouched(self.folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
         before = self.folder.reopen()
         if checkpoint.state.round_number == self.config.run.rounds:

@@ -128,7 +128,7 @@ class RunFolder:
 
     def seals(self) -> Seals:
         """Of all that the run has written down so far: what readers, and a process that goes on, hold it to."""
-        own: Seals = {name: None for name in SIGNED if (self.path / name).exists()}
+        own: Seals = dict.fromkeys(SIGNED)
         growing = [name for name in GROWING if name in self._grown or (self.path / name).exists()]
         return own | self._written_once | {name: self._growing(name).seal() for name in growing}
 

@@ -9,7 +9,24 @@ from typing import Any, Self
 
 from fedssl.reports.progress import View
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows knows no such signal
+
+
+def stop_signals() -> list[int]:
+    """Those that ask to stop; what nohup has ignored stays ignored."""
+    hang_up = [HANG_UP] if HANG_UP and signal.getsignal(HANG_UP) != signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hang_up]
+
+
+def forget_terminal(number: int) -> None:
+    """After a hang-up it is gone, and every line written to it would be an error."""
+    if number != HANG_UP:
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # closed long ago
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
 
 
 class StopRequest:
@@ -20,9 +37,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored, and so it stays
-                self._before[number] = signal.signal(number, self._received)
+        self._before = {number: signal.signal(number, self._received) for number in stop_signals()}
         return self
 
     def __exit__(
@@ -32,8 +47,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if number == getattr(signal, "SIGHUP", None):
-            _forget_the_terminal()
+        forget_terminal(number)
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -45,15 +59,6 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         return 128 + (self.signal or signal.SIGINT)
-
-
-def _forget_the_terminal() -> None:
-    """It may be gone: every line written to it would be an error from now on."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        with contextlib.suppress(OSError):  # closed long ago
-            if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(null, stream)
 
 
 class StoppableView:

@@ -1,17 +1,20 @@
-"""Long and rough: kills at random instants, a full disk, ten thousand rounds, ten thousand lies; `make soak` runs it.
+"""Long and rough: kills, a full disk, damaged files, ten thousand rounds, ten thousand lies: `make soak` runs it.
 
 Prints what it counts and fails when a promise is broken, or when it was too gentle to mean anything.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
+from fuzz import fuzz
 from harness import CONTEXT, PRESETS, everything, experiment, kill_and_compare
 from small import TINY
 from test_hostile_replies import lie_to_a_server
@@ -62,6 +65,15 @@ def inside_small_disk(folder):
     experiment("BYOL + FedEMA", **QUICK).run(folder / "run")
     assert everything(folder / "run") == everything(whole)
     print(json.dumps({"stops by a full disk": len(stops), "equal after room was made": True}))
+
+
+def damages(count, scratch):
+    """One file of a run folder or of the image cache damaged at a time, and who notices."""
+    scratch.mkdir()
+    os.environ["FEDSSL_DATA"] = str(scratch / "fedssl-data")
+    found = Counter(case.outcome for case in fuzz(count, 1, scratch, say))
+    assert found["silent"] == found["traceback"] == 0, found
+    return dict(found)
 
 
 def many_rounds(rounds, scratch):
@@ -116,6 +128,7 @@ def say(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="kills for each of three algorithms")
+    parser.add_argument("--damages", type=int, default=500, help="damaged files")
     parser.add_argument("--rounds", type=int, default=10_000, help="rounds of the long run")
     parser.add_argument("--lies", type=int, default=10_000, help="made-up replies to a server")
     parser.add_argument("--inside-small-disk", type=Path, help=argparse.SUPPRESS)
@@ -127,6 +140,8 @@ def main():
         counts = {"SIGKILL": kills(options.kills, scratch)}
         say("a disk that fills up")
         counts["disk"] = disk_full(scratch)
+        say("damaged files")
+        counts["damaged files"] = damages(options.damages, scratch / "damages")
         say(f"{options.rounds} rounds")
         counts["long run"] = many_rounds(options.rounds, scratch)
         say(f"{options.lies} made-up replies")

@@ -1,9 +1,13 @@
 """The command as a person meets it: in a process of its own, with its exit code and what it prints."""
 
+import contextlib
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -132,7 +136,7 @@ def test_listings():
         assert [word for word in words if word not in out] == []
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, code):
     folder = tmp_path / "run"
     process = start("run", "smoke", *TINY, "--set", "rounds=5000", "--set", "evaluation.every=0", "--out", str(folder))
@@ -144,6 +148,30 @@ def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, co
     _, err = process.communicate(timeout=60)
     assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} goes on\n"
     assert process.returncode == code
+    assert '"interrupted"' in (folder / "summary.json").read_text()
+
+
+def test_a_terminal_that_is_closed_stops_the_run_cleanly(tmp_path):
+    folder = tmp_path / "run"
+    ours, theirs = pty.openpty()
+
+    def take_over():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    command = ("run", "smoke", *TINY, "--set", "rounds=5000", "--set", "evaluation.every=0", "--out", str(folder))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedssl", *command], stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_over
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    while not (folder / "rounds.jsonl").exists() or (folder / "rounds.jsonl").read_text().count("\n") < 3:
+        assert process.poll() is None, "the run did not start"
+        time.sleep(0.05)
+        with contextlib.suppress(BlockingIOError):  # what is shown must be read, or it waits for that
+            os.read(ours, 1 << 20)
+    os.close(ours)
+    assert process.wait(timeout=120) == 129
     assert '"interrupted"' in (folder / "summary.json").read_text()
 
 

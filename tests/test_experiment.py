@@ -18,7 +18,7 @@ from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.finished_run import FinishedRun
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import RunRecord
+from fedssl.reports.run_record import RunRecord, read_summary
 from fedssl.reports.verdict import verdict
 
 
@@ -77,7 +77,7 @@ def test_metrics_csv_agrees_with_the_rounds(finished):
 
 
 def test_summary(finished):
-    summary = json.loads((finished.folder / "summary.json").read_text())
+    summary = read_summary(finished.folder)
     assert summary == finished.summary
     assert (summary["status"], summary["rounds"]) == ("finished", 2)
     assert summary["mean_mu"] == pytest.approx(0.7)

@@ -5,9 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import TINY
 
-from fedssl.errors import FedsslError
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
+from fedssl.reports.run_folder import RunFolder
 from fedssl.weights import Weights
 
 
@@ -49,6 +50,9 @@ def test_what_is_wrong_with_a_folder_is_said(folder, tmp_path):
     shutil.copytree(folder, copy)
     tensors = load_file(copy / "encoder.safetensors")
     save_file({name: t for name, t in tensors.items() if "conv1" not in name}, copy / "encoder.safetensors")
+    with pytest.raises(DamagedError, match=r"encoder\.safetensors: damaged, not the weights that summary\.json names"):
+        FinishedRun.open(copy).global_encoder()
+    RunFolder(copy).write_summary({"status": "finished"})  # of a version that named no weights
     with pytest.raises(FedsslError, match=r"another network than config\.toml says: .*conv1"):
         FinishedRun.open(copy).global_encoder()
     (copy / "encoder.safetensors").write_bytes(b"rubbish")

@@ -8,6 +8,7 @@ from harness import everything, experiment
 from test_damage import Stops
 from test_flower import OverMessages
 from typer.testing import CliRunner
+from written_runs import as_older
 
 from fedssl.cli import app
 from fedssl.errors import DamagedError, FedsslError
@@ -76,6 +77,7 @@ def test_secret_noise_is_the_same_after_a_stop_and_another_in_another_run(secret
     for name in ("a", "b", "other"):
         shutil.copytree(folder, tmp_path / name)
         if name == "other":
+            as_older(tmp_path / name)  # else another key is noticed
             (tmp_path / name / "noise.key").write_text("5a" * 32)
         experiment(NAME, engine="in-process", **PRIVATE).run(tmp_path / name)
         found[name] = everything(tmp_path / name)
@@ -83,11 +85,30 @@ def test_secret_noise_is_the_same_after_a_stop_and_another_in_another_run(secret
     assert found["other"]["global"] != found["a"]["global"]
 
 
-def test_a_damaged_key_is_named(secret, tmp_path):
-    shutil.copytree(secret[0], tmp_path / "run")
-    (tmp_path / "run" / "noise.key").write_text("5a5")
-    with pytest.raises(DamagedError, match=r"noise\.key: the key of the noise is damaged"):
-        experiment(NAME, engine="in-process", **PRIVATE).run(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("5a5", "the key of the noise is damaged"),
+        ("5a" * 32, "not the key of the noise with which the run was begun"),
+        (None, "the key of the noise is missing"),
+    ],
+)
+def test_a_key_that_is_damaged_another_or_lost_is_named_and_none_is_made(secret, tmp_path, key, why):
+    run = shutil.copytree(secret[0], tmp_path / "run")
+    (run / "noise.key").unlink()
+    if key:
+        (run / "noise.key").write_text(key)
+    for folder in (run, as_older(run)) if key is None else (run,):
+        with pytest.raises(DamagedError, match=rf"noise\.key: {why}: put back a copy of it, or start anew"):
+            experiment(NAME, engine="in-process", **PRIVATE).run(folder)
+        assert (folder / "noise.key").exists() == bool(key)
+
+
+def test_a_client_that_adds_noise_of_its_own_cannot_start_over():
+    settings = PRIVATE | {"failures.damaged_state": "start-over"}
+    load_config("smoke", settings)
+    with pytest.raises(FedsslError, match=r"failures\.damaged_state: a client that adds noise of its own"):
+        load_config("smoke", settings | {"privacy.placement": "local"})
 
 
 def test_epsilon_is_said_and_recorded(secret, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tomli_w
 from html_page import HtmlPage
 from small import TINY
+from written_runs import as_older
 
 from fedssl.errors import FedsslError
 from fedssl.evaluate import Request, evaluate
@@ -17,6 +18,8 @@ from fedssl.finished_run import FinishedRun
 from fedssl.report import write_report
 from fedssl.reports.evaluation_view import EvaluationView
 from fedssl.reports.progress import QuietView
+from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_environment
 
 SETTINGS = TINY | {"data.train_images": 120, "data.test_images": 60, "rounds": 3}
 IMAGE_FIGURES = ("map-pca", "map-tsne", "confusion", "neighbours", "holdings", "views")
@@ -71,7 +74,7 @@ def edited(run, target, **tables):
     """A copy of a run folder with tables of its config replaced."""
     shutil.copytree(run, target)
     config = tomllib.loads((target / "config.toml").read_text()) | tables
-    (target / "config.toml").write_text(tomli_w.dumps(config))
+    RunFolder(target).write_config(tomli_w.dumps(config))
     return target
 
 
@@ -145,7 +148,7 @@ def test_tables_hold_settings_rounds_and_environment(page, runs):
 
 
 def test_warnings_of_the_run_are_repeated(runs, tmp_path):
-    run = shutil.copytree(runs / "fedema", tmp_path / "run")
+    run = as_older(shutil.copytree(runs / "fedema", tmp_path / "run"))
     records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     records[2]["clients"][1]["feature_std"] = 0.01
     (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -223,8 +226,7 @@ def test_local_batchnorm_is_looked_at_with_reestimated_statistics(tmp_path):
 
 def test_strings_of_users_are_text_and_never_markup(runs, tmp_path):
     run = shutil.copytree(runs / "fedema", tmp_path / "<script>alert(1)<!-- &amp;")
-    environment = json.loads((run / "environment.json").read_text()) | {"command": ["<img src=x onerror=alert(1)>"]}
-    (run / "environment.json").write_text(json.dumps(environment))
+    RunFolder(run).write_environment(read_environment(run) | {"command": ["<img src=x onerror=alert(1)>"]})
     page, _ = report([run, runs / "alone"], tmp_path / "r.html", images=0)  # `report` finds any <script>
     assert run.name in page.text
     assert "<img src=x onerror=alert(1)>" in page.text
@@ -290,7 +292,7 @@ def test_refused_before_any_work(runs, tmp_path):
 
 
 def test_partition_of_another_dataset_is_named(runs, tmp_path):
-    run = shutil.copytree(runs / "fedema", tmp_path / "run")
+    run = as_older(shutil.copytree(runs / "fedema", tmp_path / "run"))
     partition = json.loads((run / "partition.json").read_text())
     partition["clients"][0][0] = 5000
     (run / "partition.json").write_text(json.dumps(partition))

@@ -4,6 +4,8 @@ import json
 
 import tomli_w
 
+from fedssl.checksums import signed_json
+
 CONFIG = {
     "seed": 0,
     "rounds": 2,
@@ -85,4 +87,23 @@ def write_run(folder, config=CONFIG, rounds=ROUNDS, summary=SUMMARY):
     (folder / "environment.json").write_text(json.dumps({"python": "3.11", "command": ["fedssl", "run", "x"]}))
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def as_older(folder):
+    """Makes a run folder one of a version that vouched for nothing: no seals, no checksums in last lines."""
+    for path in (folder / "summary.json", folder / "environment.json"):
+        if path.exists():
+            content = json.loads(path.read_text())
+            path.write_text(
+                json.dumps({key: value for key, value in content.items() if key not in ("files", "sha256")})
+            )
+    config = (folder / "config.toml").read_text().splitlines(keepends=True)
+    assert config[-1].startswith("# sha256")
+    (folder / "config.toml").write_text("".join(config[:-1]))
+    for path in folder.glob("checkpoints/round-*/manifest.json"):
+        content = json.loads(path.read_text())
+        content["course"] = {key: content["course"][key] for key in ("results", "seconds")}
+        del content["sha256"]
+        path.write_text(signed_json(json.dumps(content, indent=1)))
     return folder

@@ -29,7 +29,8 @@ from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
-from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone, read_weight_file
+from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone
+from fedssl.reports.encoder_file import read_encoder
 from fedssl.seeding import global_stream
 
 
@@ -75,9 +76,9 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
 def _start_from(init: Init, backbone: nn.Module) -> None:
     try:
         _check_file(init)
-        load_backbone(backbone, read_weight_file(init.encoder), init.skip, "init.skip")
+        load_backbone(backbone, read_encoder(init.encoder), init.skip, "init.skip")
     except FedsslError as error:
-        raise FedsslError(f"init.encoder: {error}") from None
+        raise type(error)(f"init.encoder: {error}") from None
 
 
 def _check_file(init: Init) -> str:
@@ -144,6 +145,7 @@ def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int
         config.run.profile,
         Wire(config.uploads.wire_dtype),
         PRIVACY[config.privacy.name](**config.privacy.settings),
+        config.failures.damaged_state == "start-over",
     )
 
 

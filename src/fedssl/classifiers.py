@@ -1,18 +1,16 @@
 """A classifier made from an encoder: backbone and head in one safetensors file that names its classes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedssl.data.decoding import Decoding
 from fedssl.errors import FedsslError
 from fedssl.evaluation.fine_tune import new_head
 from fedssl.networks.backbones import AllowCode, find_backbone
-from fedssl.networks.weight_files import ABOUT, read_weight_file
+from fedssl.networks.weight_files import read_weight_file, weight_file
 from fedssl.reports.encoder_file import as_pixels
 from fedssl.weights import Weights
 
@@ -47,7 +45,7 @@ class Classifier(nn.Module):
 
 
 def save_classifier(path: Path, classifier: Classifier) -> None:
-    path.write_bytes(save(Weights.of(classifier).tensors(), {ABOUT: json.dumps(classifier.about), "format": "pt"}))
+    path.write_bytes(weight_file(Weights.of(classifier).tensors(), classifier.about))
 
 
 def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier:

@@ -136,7 +136,9 @@ def _train(
     with StopRequest() as request:
         try:
             report = experiment.run(folder, StoppableView(make_view(), request), make_loggers(loggers), force)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError) as error:
+            if request.signal is None and isinstance(error, OSError):
+                raise  # else a line to a terminal that was closed at this moment
             again = f"the same command with --out {folder} goes on"
             typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None

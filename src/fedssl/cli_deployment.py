@@ -153,20 +153,22 @@ def client(
 
 
 class _stopping:  # noqa: N801 - used as a statement
-    """SIGTERM like Ctrl-C: what was started is ended in order, then the exit code says which it was."""
+    """SIGTERM and SIGHUP like Ctrl-C: what was started is ended in order, then the exit code says which it was."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text, self.signal = text, 2
 
     def __enter__(self) -> None:
         import signal
 
+        from fedssl.reports.stopping import forget_terminal, stop_signals
+
         def stop(number: int, frame: object) -> None:  # noqa: ARG001
+            forget_terminal(number)
             self.signal = number
             raise KeyboardInterrupt
 
-        self.signal = signal.SIGINT
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             signal.signal(number, stop)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:

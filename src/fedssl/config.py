@@ -99,6 +99,9 @@ class Failures(BaseModel):
     )
     retries: Annotated[int, Ge(0)] = Field(1, description="how often the missing are asked again below min_clients")
     client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; left out: any")
+    damaged_state: Literal["error", "start-over"] = Field(
+        "error", description="a client whose own state is damaged: an error, or it starts over from the global model"
+    )
 
 
 class Flower(BaseModel):
@@ -418,6 +421,11 @@ def _check_privacy(config: Config) -> None:
         raise FedsslError(
             f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
             "result: use 'weighted-average' (its weights are then equal)"
+        )
+    if config.failures.damaged_state == "start-over" and config.privacy.settings["placement"] == "local":
+        raise FedsslError(
+            "failures.damaged_state: a client that adds noise of its own keeps the key of it in its state and cannot "
+            "start over without it: use 'error'"
         )
     if method.leaves:
         raise FedsslError(

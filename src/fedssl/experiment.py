@@ -17,7 +17,7 @@ from fedssl.reports.environment import describe_environment
 from fedssl.reports.loggers import Guarded, Logger
 from fedssl.reports.progress import QuietView, View
 from fedssl.reports.run_folder import RunFolder
-from fedssl.resuming import Change, as_begun, changed_environment, changed_settings, finished, last_checkpoint
+from fedssl.resuming import Change, as_begun, changed_environment, changed_settings, finished, last_checkpoint, mend
 from fedssl.running import Running, steps_after
 from fedssl.surroundings import OneMachine, Surroundings
 
@@ -57,7 +57,7 @@ class Experiment:
         config = pinned(self.config)
         config = as_begun(path, config) if begun else config
         changed = changed_settings(path, config, force) if begun else []
-        if begun and not changed and (summary := finished(path, config.run.rounds)):
+        if begun and not changed and (summary := finished(path, config.run.rounds, shown.say)):
             shown.say(f"{path}: this run is finished, nothing is left to do")
             return RunReport(path, summary)
         if config.privacy.name != "none":
@@ -98,23 +98,27 @@ class _Course:
         if done is None:
             self._write_first()
         else:
+            for text in mend(self.folder, self._write_data):
+                self.view.say(f"warning: {text}")
             self._note_resumption(changed, done)
         self.logger.start(self.folder.path, self.config.as_raw(), done)
         return running.run(checkpoint)
 
     def _last_checkpoint(self, running: Running) -> Checkpoint | None:
-        rounds = self.config.run.rounds
-        checkpoint, damaged = last_checkpoint(self.folder, running.checkpoints, running.store, rounds)
+        checkpoint, damaged = last_checkpoint(self.folder, running.checkpoints, running.store, self.config)
         for text in damaged:
-            self.view.say(f"warning: {text}; the run goes on from the one before")
+            self.view.say(f"warning: {text}")
         return checkpoint
 
     def _write_first(self) -> None:
         self.folder.write_environment(describe_environment(self.parts.device))
+        self._write_data()
+        self.folder.write_config(self.config.as_toml())  # last: it makes the folder one of a run
+
+    def _write_data(self) -> None:
         partition = self.config.partition
         self.parts.partition.save(self.folder.partition, partition.name, partition.settings)
         self.folder.write_refused([asdict(one) for one in self.parts.dataset.refused])
-        self.folder.write_config(self.config.as_toml())  # last: it makes the folder one of a run
 
     def _note_resumption(self, changed: list[Change], done: int) -> None:
         environment = describe_environment(self.parts.device)

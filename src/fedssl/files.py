@@ -81,6 +81,16 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(rubbish)
 
 
+def move_aside(path: Path) -> Path:
+    """Gives what is damaged another name, `damaged-NAME-1`: somebody may want to look at it, nobody to use it."""
+    number = 1
+    while (aside := path.with_name(f"damaged-{path.name}-{number}")).exists():
+        number += 1
+    with storing(path):
+        path.replace(aside)
+    return aside
+
+
 def sweep(folder: Path) -> None:
     """Removes what a killed process left unfinished anywhere below; only for who holds the folder's lock."""
     with storing(folder):

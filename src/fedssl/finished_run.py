@@ -5,8 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedssl.build import build_dataset, build_method
@@ -19,8 +17,9 @@ from fedssl.federation.messages import ClientWeights
 from fedssl.networks.backbones import AllowCode, check_code
 from fedssl.networks.heads import Encoder
 from fedssl.presets import load_config
+from fedssl.reports.encoder_file import read_encoder
 from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import read_config, read_json
+from fedssl.reports.run_record import SUMMARY, check_config, check_files, read_config, read_environment, read_summary
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,10 @@ class FinishedRun:
     def open(cls, path: str | Path, allow_code: AllowCode = ()) -> "FinishedRun":
         """Refuses at once a run whose network is code that was not allowed."""
         folder = RunFolder(Path(path))
-        for needed in ("config.toml", "summary.json"):
+        for needed in ("config.toml", SUMMARY):
             if not (folder.path / needed).exists():
                 raise FedsslError(f"{folder.path}: not a run folder ({needed} is missing)")
+        read_summary(folder.path)  # a damaged one is refused now, whatever is wanted
         network = read_config(folder.path).get("network", {})
         if isinstance(network, dict) and "name" in network:  # what is no table is refused when it is read
             check_code(network["name"], allow_code, f"{folder.path / 'config.toml'}: network.name")
@@ -44,15 +44,15 @@ class FinishedRun:
 
     @cached_property
     def config(self) -> Config:
-        return load_config(str(self.folder.path / "config.toml"), allow_code=self.allow_code)
+        return load_config(str(check_config(self.folder.path)), allow_code=self.allow_code)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        return read_json(self.folder.path / "summary.json")
+        return read_summary(self.folder.path)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return read_json(self.folder.path / "environment.json")
+        return read_environment(self.folder.path)
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -60,6 +60,7 @@ class FinishedRun:
 
     @cached_property
     def partition(self) -> Partition:
+        check_files(self.folder.path, self.folder.partition.name)
         return Partition.load(self.folder.partition)
 
     @cached_property
@@ -76,12 +77,8 @@ class FinishedRun:
         """W_g after the last round."""
         path = self.folder.encoder
         if not path.exists():
-            raise FedsslError(f"{path}: the run has no encoder: did it finish a round?")
-        try:
-            tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
-        return self._loaded(path, tensors)
+            raise FedsslError(f"{path}: the run has no encoder: run the same `fedssl run` command again")
+        return self._loaded(path, read_encoder(path).tensors)
 
     def client_rounds(self) -> dict[int, int]:
         """The clients that trained, each with its last accepted round."""

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -14,13 +15,14 @@ from fedssl.base_encoder import first_payload
 from fedssl.build import Parts
 from fedssl.config import Config
 from fedssl.data.images import Images, fingerprint
-from fedssl.errors import StorageError
+from fedssl.errors import DamagedError, StorageError
 from fedssl.evaluation.monitor import Measured, packed, unpacked
 from fedssl.evaluation.score import SUFFIXES, Best, Gain, paired_interval
 from fedssl.federation.accounting import cautions, in_words
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.federation.messages import Failure
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientState, Failure
 from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
 from fedssl.files import free_bytes, size_text
 from fedssl.networks.backbones import feature_size
@@ -29,11 +31,11 @@ from fedssl.reports.loggers import Logger
 from fedssl.reports.profile import ProfileBook, totals_of
 from fedssl.reports.progress import View
 from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import RunRecord
+from fedssl.reports.run_record import SUMMARY, RunRecord, vouched
 from fedssl.reports.totals import Totals, mean
 from fedssl.reports.verdict import MEASURES, verdict
 from fedssl.reports.warnings import RunWarnings
-from fedssl.spending import spent, with_noise_key
+from fedssl.spending import noise_print, spent, with_noise_key
 from fedssl.surroundings import Surroundings
 from fedssl.weights import Weights
 
@@ -59,6 +61,7 @@ class Running:
         self.profile = ProfileBook(config.run.profile, folder)
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final, and the gain between them
         self.correct: dict[str, str] = {}  # which test images the encoder got right before training, at its best
+        self.noise: dict[str, str] = {}  # by which the key of the noise is known again
         self.seconds_before = 0.0  # in earlier processes
         self.started = time.perf_counter()
 
@@ -76,8 +79,9 @@ class Running:
             self.view.say(f"note: {remark}")
         for folder in (self.folder.checkpoints, self.folder.clients):
             folder.mkdir(exist_ok=True)
+        server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key, checkpoint)
+        self.noise = noise_print(server)
         state = self._return_to(checkpoint) if checkpoint else self._begin()
-        server = with_noise_key(self.parts.server, self.parts, self.folder.noise_key)
         status = "interrupted"
         try:
             engine_here = self.surroundings.engine(self.config, self.parts, self.folder, self.store, self.view)
@@ -100,7 +104,7 @@ class Running:
 
     def _begin(self) -> ServerState:
         self.view.say(f"note: {self._disk_needed()}")
-        self.folder.cut_back(-1)  # a process that was killed here before may have left a line
+        self.folder.cut_back(-1, {})  # a process that was killed here before may have left a line
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
         state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
         with self.profile.clock.part("evaluation"):
@@ -117,12 +121,26 @@ class Running:
         course = checkpoint.course
         self.results, self.seconds_before = dict(course["results"]), course["seconds"]
         self.correct = course.get("correct", {})  # runs of older versions kept none
-        for record in self.folder.cut_back(checkpoint.state.round_number):
+        seals = course.get("files", {})
+        if "rounds.jsonl" in seals:  # for all else the summary vouches, if one was written since
+            seals = vouched(self.folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
+        before = self.folder.reopen()
+        if checkpoint.state.round_number == self.config.run.rounds:
+            self._keep_evaluation(before)
+        for record in self.folder.cut_back(checkpoint.state.round_number, seals):
             self.totals.add(record)
             self.warnings.check(record)  # said before
-        self.folder.reopen()
         self.view.say(f"goes on after round {checkpoint.state.round_number}")
         return checkpoint.state
+
+    def _keep_evaluation(self, before: dict[str, Any]) -> None:
+        """What `fedssl evaluate` said of these very weights, where the summary of a finished run is made again."""
+        if "evaluation" in before:
+            self.results["evaluation"] = before["evaluation"]
+        elif not before:
+            known = (self.folder.path / "evaluation.jsonl").exists()
+            lost = ", without the headline of evaluation.jsonl: evaluate again to have it there" if known else ""
+            self.view.say(f"warning: {self.folder.path / SUMMARY}: missing or damaged; it is made again{lost}")
 
     def _after_round(self, outcome: Round) -> None:
         round_number = outcome.state.round_number
@@ -154,7 +172,8 @@ class Running:
         self.totals.add(record)
         with self.profile.clock.part("state"):
             self.folder.append_round(record)
-            course = {"results": self.results, "correct": self.correct, "seconds": self._seconds()}
+            measured = {"results": self.results, "correct": self.correct, "seconds": self._seconds()}
+            course = {**measured, "files": self.folder.seals(), **self.noise}
             self.checkpoints.save(Checkpoint(state, course))
         self.logger.log_round(record)
         for warning in self.warnings.check(record):
@@ -176,7 +195,7 @@ class Running:
         return failure if said else replace(failure, detail=f"{name}: {failure.detail}".removesuffix(": "))
 
     def _close(self, status: str, state: ServerState) -> dict[str, Any]:
-        summary = self._summary(status, state)
+        summary = self._summary(status, state) | {"files": self.folder.seals()}
         rounds = [] if "final" in summary else self.folder.read_rounds()  # for the newest accuracy
         found = verdict(RunRecord(self.folder.path, self.config.as_raw(), summary, rounds, {}))
         summary["verdict"] = found.word if found else None
@@ -217,15 +236,20 @@ class Running:
         if self.parts.server.rule.shares or state.round_number == 0:
             return self._evaluate_one(self._encoder_weights(state), full)
         assert self.store is not None  # a rule that shares nothing is refused where states are elsewhere
-        each = [
-            self._evaluate_one(self.store.load(client, accepted).weights.online, full)
-            for client, accepted in sorted(state.accepted_round.items())
-        ]
+        each = [self._evaluate_one(one.weights.online, full) for one in self._client_states(self.store, state)]
         of = {name: [one.values[name] for one in each] for name in each[0].values}
         means = {name: statistics.fmean(values) for name, values in of.items()}
         spreads = {f"{name}_sd": statistics.stdev(values) for name, values in of.items() if len(each) > 1}
         correct = {name: torch.stack([one.correct[name] for one in each]).mean(dim=0) for name in each[0].correct}
         return Measured(means | spreads, correct)
+
+    def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[ClientState]:
+        for client, accepted in sorted(state.accepted_round.items()):
+            try:
+                yield store.load(client, accepted)
+            except DamagedError:  # one that may start over has no encoder until it is asked again
+                if self.config.failures.damaged_state == "error":
+                    raise
 
     def _evaluate_one(self, weights: Weights, full: bool) -> Measured:
         weights.load_into(self.encoder)

@@ -4,7 +4,6 @@ tensors.safetensors holds the tensors; manifest.json holds the facts, the size a
 its last line the SHA-256 of all that stands above it. The folder gets its name when both are on the disk.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedssl.checksums import measure, problem_of, read_signed, signed_json
 from fedssl.errors import DamagedError, FedsslError
 from fedssl.files import UNFINISHED, os_error, remove_folder, storing, sync
 from fedssl.weights import Weights
@@ -116,8 +116,8 @@ def rounds_in(folder: Path) -> list[int]:
 def _write(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     write_tensors(folder / TENSORS, tensors)
     sync(folder / TENSORS)
-    size, digest = _measure(folder / TENSORS)
-    (folder / MANIFEST).write_bytes(_with_checksum({**facts, "tensors": {"bytes": size, "sha256": digest}}))
+    content = json.dumps({**facts, "tensors": measure(folder / TENSORS)}, indent=1, allow_nan=False)
+    (folder / MANIFEST).write_text(signed_json(content), encoding="utf-8")
     sync(folder / MANIFEST)
     sync(folder)
 
@@ -148,42 +148,8 @@ def check_layout(buffer: bytes) -> None:
 
 def unseal(folder: Path) -> Sealed:
     """Opens a sealed folder after checking every byte of it; DamagedError says which file and why."""
-    facts = _checked_manifest(folder / MANIFEST)
-    path, written = folder / TENSORS, facts.pop("tensors")
-    try:
-        size, digest = _measure(path)
-    except OSError as error:
-        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
-    if size != written["bytes"]:
-        raise DamagedError(f"{path}: damaged, {size} bytes instead of {written['bytes']}")
-    if digest != written["sha256"]:
-        raise DamagedError(f"{path}: damaged, its checksum is not the one that was written")
-    return Sealed(folder, facts)
-
-
-def _measure(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _with_checksum(content: dict[str, Any]) -> bytes:
-    """JSON whose last line is the checksum of all bytes before that line."""
-    above = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}").encode() + b",\n"
-    return above + _last_line(above)
-
-
-def _last_line(above: bytes) -> bytes:
-    return f' "sha256": "{hashlib.sha256(above).hexdigest()}"\n}}\n'.encode()
-
-
-def _checked_manifest(path: Path) -> dict[str, Any]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
-    above = content[: -len(_last_line(b""))]
-    if content != above + _last_line(above):
-        raise DamagedError(f"{path}: damaged, its checksum is not the one that was written")
-    facts: dict[str, Any] = json.loads(content)
+    facts: dict[str, Any] = json.loads(read_signed(folder / MANIFEST))
     facts.pop("sha256")
-    return facts
+    if problem := problem_of(folder / TENSORS, facts.pop("tensors")):
+        raise DamagedError(f"{folder / TENSORS}: {problem}")
+    return Sealed(folder, facts)

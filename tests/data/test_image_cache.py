@@ -162,6 +162,13 @@ def flip(path):
     path.write_bytes(content)
 
 
+def unsigned(path):
+    """An index as versions before checksums wrote it."""
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    return json.dumps(content)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -170,12 +177,19 @@ def flip(path):
         lambda found: found.pixels_path.unlink(),
         lambda found: (found.folder / "index.json").write_text("{"),
         lambda found: (found.folder / "index.json").write_text("[]"),
+        lambda found: (found.folder / "index.json").write_bytes(b"\xff\xfe{}"),
+        lambda found: flip(found.folder / "index.json"),
+        lambda found: (found.folder / "index.json").write_text(unsigned(found.folder / "index.json")),
         lambda found: (found.folder / "index.json").unlink(),
         lambda found: shutil.rmtree(found.folder),
         lambda found: next((cache_folder() / "known").iterdir()).write_text(""),
         lambda found: next((cache_folder() / "known").iterdir()).write_text("../../photos"),
+        lambda found: next((cache_folder() / "known").iterdir()).write_bytes(b"\xff\xfe"),
     ],
-    ids=["flipped", "cut off", "no pixels", "no json", "other json", "no index", "gone", "no key", "bad key"],
+    ids=[
+        *("flipped", "cut off", "no pixels", "no json", "other json", "no UTF-8", "flipped index", "older version"),
+        *("no index", "gone", "no key", "bad key", "key no UTF-8"),
+    ],
 )
 def test_damage_is_noticed_said_and_mended(folder, damage):
     root, pixels = folder
@@ -183,7 +197,7 @@ def test_damage_is_noticed_said_and_mended(folder, damage):
     texts = set()
     found = look(root, progress=lambda text, done, total: texts.add(text))
     assert torch.equal(found.images().pixels, pixels)
-    assert texts == {"decoding again, the cache was damaged", "reading them back"}
+    assert texts == {"decoding again, the cache was damaged or of another version", "reading them back"}
     assert len(sets()) == 1
     assert root.is_dir()
     assert look(root, progress=None).fingerprint == found.fingerprint

@@ -27,8 +27,10 @@ from fedssl.errors import FedsslError, RoundError
 from fedssl.experiment import Experiment
 from fedssl.presets import load_config
 from fedssl.report import write_report
+from fedssl.reports.encoder_file import save_encoder
 from fedssl.reports.progress import QuietView
 from fedssl.reports.run_folder import RunFolder
+from fedssl.weights import Weights
 
 NAMES = ["north", "south"]
 
@@ -143,6 +145,7 @@ def test_only_whole_lines_of_progress_are_shown(tmp_path):
 
 def test_a_finished_deployment_has_nothing_left_to_do(tmp_path):
     (tmp_path / "config.toml").write_text("")
+    save_encoder(tmp_path / "encoder.safetensors", Weights(), {})
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 20}))
     said = []
     summary = serve(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), said.append)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small import TINY
+from written_runs import as_older
 
+from fedssl.checksums import measure
 from fedssl.data import datasets
 from fedssl.data.datasets import Dataset
 from fedssl.data.images import Images
-from fedssl.errors import FedsslError
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.evaluate import Request, evaluate
 from fedssl.evaluate.request import parse_epochs, parse_names, parse_settings
 from fedssl.evaluation import bench
@@ -21,7 +23,7 @@ from fedssl.evaluation.results import headline
 from fedssl.evaluation.score import wilson_interval
 from fedssl.experiment import load
 from fedssl.finished_run import FinishedRun
-from fedssl.reports.run_record import read_lines
+from fedssl.reports.run_record import read_lines, read_summary
 from fedssl.weights import Weights
 
 SMALL = TINY | {"data.train_images": 120, "evaluation.linear_probe": True, "evaluation.linear_epochs": 3}
@@ -152,7 +154,7 @@ def test_standalone_every_client_is_evaluated(tmp_path):
 
 
 def test_standalone_without_a_finished_round_is_refused(tmp_path):
-    run = make_run(tmp_path / "run", "smoke+standalone", rounds=1)
+    run = as_older(make_run(tmp_path / "run", "smoke+standalone", rounds=1))
     (run / "rounds.jsonl").write_text((run / "rounds.jsonl").read_text().splitlines()[0] + "\n")
     with pytest.raises(FedsslError, match="finished no round, its clients have no encoders"):
         evaluate(run, Request(protocols=("knn",)))
@@ -195,7 +197,7 @@ def test_local_batchnorm_is_evaluated_reestimated(tmp_path):
 
 def test_lines_and_headline(run):
     assert not (run / "evaluation.jsonl").exists()
-    before = json.loads((run / "summary.json").read_text())
+    before = read_summary(run)
     evaluate(run, Request(protocols=("knn",), batchnorm="running"))
     evaluate(run, Request(protocols=("knn", "linear"), batchnorm="running", epochs=QUICK))
     lines = read_lines(run / "evaluation.jsonl")
@@ -207,8 +209,9 @@ def test_lines_and_headline(run):
     assert line["settings"] == {"epochs": 3, "batch_size": 512, "lr": 0.003, "shuffle": True}
     assert line["weights_sha256"] == before["weights_sha256"]
     assert lines[0] == lines[1], "nothing in a line depends on the time"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_summary(run)
     assert [entry["protocol"] for entry in summary.pop("evaluation")] == ["knn", "linear"]
+    assert summary["files"].pop("evaluation.jsonl") == measure(run / "evaluation.jsonl")
     assert summary == before, "the rest of the summary is as it was"
 
 
@@ -328,7 +331,7 @@ def test_datasets_that_cannot_be_used(run, monkeypatch, channels, labels, messag
 
 
 def test_other_images_under_the_same_name_are_noticed(run):
-    text = (run / "config.toml").read_text()
+    text = (as_older(run) / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("train_images = 120", "train_images = 110"))
     with pytest.raises(FedsslError, match="images of synthetic on this machine are not those of the run"):
         evaluate(run, Request(protocols=("knn",)))
@@ -341,7 +344,7 @@ def test_run_folders_that_cannot_be_used(run, tmp_path):
     tensors = load_file(run / "encoder.safetensors")
     wider = {name: torch.zeros(2 * len(t), *t.shape[1:]) if t.ndim == 4 else t for name, t in tensors.items()}
     save_file(wider, run / "encoder.safetensors")
-    with pytest.raises(FedsslError, match=r"encoder\.safetensors: belongs to another network than config\.toml says"):
+    with pytest.raises(DamagedError, match=r"encoder\.safetensors: damaged, not the weights that summary\.json names"):
         evaluate(run, request)
     (run / "encoder.safetensors").write_bytes(b"rubbish")
     with pytest.raises(FedsslError, match=r"encoder\.safetensors: damaged"):

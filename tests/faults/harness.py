@@ -31,7 +31,7 @@ PRESETS = {
     "MoCo": ("smoke", SETTINGS | {"method.name": "mocov2", "update_rule.name": "replace", "method.queue_size": 24}),
     "FedU": ("smoke+fedu", SETTINGS),
 }
-TIMES = ("seconds", "images_per_second", "aggregation_seconds")
+TIMES = ("seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times
 
 
 def experiment(name, **changes):
@@ -45,6 +45,7 @@ def everything(folder):
     """All that must be equal: global weights, every client's state, the records and the evaluation."""
     from fedssl.federation.checkpoint import CheckpointStore
     from fedssl.federation.client_store import ClientStore
+    from fedssl.reports.run_record import read_summary
     from fedssl.weights import Weights
 
     checkpoints, store = CheckpointStore(folder / "checkpoints"), ClientStore(folder / "clients")
@@ -63,7 +64,7 @@ def everything(folder):
         "clients": clients,
         "rounds": rounds,
         "metrics": [metrics[0], *(line.split(",")[0] for line in metrics[1:])],
-        "summary": without_times(json.loads((folder / "summary.json").read_text())),
+        "summary": without_times(read_summary(folder)),
     }
 
 

@@ -10,10 +10,13 @@ import torch
 from harness import CONTEXT, everything, experiment, finish, start
 from small import TINY
 from test_damage import QUICK, Stops
+from written_runs import as_older
 
 from fedssl.errors import FedsslError
 from fedssl.experiment import load
 from fedssl.reports.run_folder import RunFolder
+from fedssl.reports.run_record import read_environment, read_summary
+from fedssl.reports.stopping import StopRequest
 
 NAME = "BYOL + FedEMA"
 
@@ -55,8 +58,8 @@ def test_harmless_changes_need_force_and_are_recorded(part):
 
 def test_a_finished_run_has_nothing_to_do_and_can_be_extended(part):
     resume(part)
-    evaluated = json.loads((part / "summary.json").read_text()) | {"evaluation": [{"protocol": "knn"}]}
-    (part / "summary.json").write_text(json.dumps(evaluated))
+    evaluated = read_summary(part) | {"evaluation": [{"protocol": "knn"}]}
+    RunFolder(part).write_summary(evaluated)
     view, report = resume(part)
     assert view.lines == [f"{part}: this run is finished, nothing is left to do"]
     assert report.summary == evaluated, "what `fedssl evaluate` added stays"
@@ -69,10 +72,10 @@ def test_a_finished_run_has_nothing_to_do_and_can_be_extended(part):
 
 
 def test_other_threads_or_versions_are_said_and_recorded(part):
-    environment = json.loads((part / "environment.json").read_text())
+    environment = read_environment(part)
     environment["packages"]["torch"] = "1.0"
     environment["torch_threads"] = 7
-    (part / "environment.json").write_text(json.dumps(environment))
+    RunFolder(part).write_environment(environment)
     view, _ = resume(part)
     warned = [line for line in view.lines if "not bitwise" in line]
     assert len(warned) == 2
@@ -85,6 +88,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(part, tmp_path):
     import shutil
 
     shutil.rmtree(part / "checkpoints")
+    (part / "summary.json").unlink()
     (part / "rounds.jsonl").write_text((part / "rounds.jsonl").read_text().splitlines()[0] + "\n")
     resume(part)
     experiment(NAME, **QUICK).run(tmp_path / "whole")
@@ -164,6 +168,7 @@ def test_a_file_that_may_not_grow_stops_the_run_and_costs_nothing(part, tmp_path
         "log": (part / "rounds.jsonl").stat().st_size + 100,
     }
     if what == "log":  # larger than the states, so that it is the log that hits the limit
+        as_older(part)  # else the line more would be noticed
         filler = {"round": -1, "clients": [], "text": "x" * 3 * max(sizes.values())}
         (part / "rounds.jsonl").write_text(json.dumps(filler) + "\n" + (part / "rounds.jsonl").read_text())
         sizes["log"] = (part / "rounds.jsonl").stat().st_size + 100
@@ -217,7 +222,9 @@ def stoppable_child(folder, where, numbers, said):
 
 
 @pytest.mark.parametrize("where", ["training", "aggregating", "saving"])
-@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)]
+)
 def test_a_signal_anywhere_costs_nothing(tmp_path, undisturbed, where, numbers):
     said = CONTEXT.Queue()
     process = CONTEXT.Process(target=stoppable_child, args=(tmp_path / "run", where, numbers, said))
@@ -228,6 +235,17 @@ def test_a_signal_anywhere_costs_nothing(tmp_path, undisturbed, where, numbers):
     assert time.monotonic() - begun < 60
     finish(NAME, tmp_path / "run", **QUICK)
     assert everything(tmp_path / "run") == undisturbed
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored():
+    """nohup fedssl run …"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            request.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Clients that fail in a round: FAULTS 13–17, 21, 23, 25, 27, 29."""
 
 import itertools
+import shutil
 import time
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
-from fedssl.federation.model_communication import FedEMA, Replace
+from fedssl.federation.model_communication import FedEMA, NoUpdate, Replace
 from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, accept, gather, make_task, run_round
 
 
@@ -125,6 +126,23 @@ def test_a_damaged_state_is_a_failure_of_its_own_kind(tmp_path):
     (federation.store.path(3, 1) / "tensors.safetensors").write_bytes(b"")
     (failure,) = federation.round().failures
     assert (failure.client_id, failure.code) == (3, "state-damaged")
+    assert 'failures.damaged_state = "start-over"' in failure.detail
+
+
+@pytest.mark.parametrize("rule", [FedEMA(), NoUpdate()])
+def test_a_client_with_a_damaged_state_may_start_over_from_the_global_model(tmp_path, rule):
+    """As in its first round, also where a client that shares nothing gets no weights with its task."""
+    federation = Federation(tmp_path, rule)
+    federation.round()
+    task = replace(make_task(federation.server, federation.state, 3), accepted_round=None)
+    shutil.rmtree(federation.store.path(3, 1))
+    federation.client.start_over = True
+    second = federation.round()
+    assert second.failures == []
+    assert [one.scalars.get("started_over") for one in second.results] == [None, None, None, 1.0]
+    expected, _ = federation.client.train(None, task)
+    assert state_digests(federation.store, second)[3][0] == expected.weights.online.digest()
+    assert [one.scalars.get("started_over") for one in federation.round().results] == [None] * 4
 
 
 def test_a_straggler_is_left_behind(tmp_path):

@@ -1,6 +1,7 @@
 """Client-level differential privacy: clipping by hand, the noise by its statistics, epsilon by its formula."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,24 @@ def test_a_repeated_update_has_the_same_noise_and_another_one_has_other_noise():
     assert (noise(1.0) - noise(2.0)).std().item() == pytest.approx(math.sqrt(2), rel=0.02)
     assert (noise(1.0) - noise(1.0, b"yek")).std().item() == pytest.approx(math.sqrt(2), rel=0.02)
     assert abs(noise(1.0)[:3] - noise(1.0)[65_536:65_539]).min() > 0, "the parts of a tensor differ"
+
+
+@pytest.mark.parametrize("placement", ["central", "local"])
+@pytest.mark.parametrize("noise_seed", ["secret", "run"])
+def test_the_same_update_in_another_round_has_other_noise_when_the_key_is_secret(placement, noise_seed):
+    """A key that everybody knows hides nothing, whatever the round: those runs keep their bits."""
+    privacy = ClientDP(clip_norm=1.0, noise_multiplier=1.0, placement=placement, noise_seed=noise_seed)
+    previous, key = GlobalWeights(of(0.0), of(0.0)), b"k" * 32
+    found = []
+    for round_number in (1, 1, 2):
+        if placement == "local":
+            sent = privacy.protect(GlobalWeights(of(0.5), of(0.0)), previous, privacy.round_key(key, round_number))
+        else:
+            one = replace(result(0, (0.5,), (0.0,)), round_number=round_number)
+            sent = PrivateAverage(privacy=privacy, asked=1, key=key)([one], previous)
+        found.append(values(sent.encoder))
+    assert found[0] == found[1]
+    assert (found[1] == found[2]) == (noise_seed == "run")
 
 
 def closed_form(deviation, delta):

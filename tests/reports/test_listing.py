@@ -20,7 +20,9 @@ def at(folder, seconds_ago):
 
 def test_one_line_a_run_the_oldest_first_and_broken_ones_say_why(tmp_path):
     at(write_run(tmp_path / "whole"), 3 * 86400 + 60)
-    at(write_run(tmp_path / "killed", rounds=ROUNDS[:2], summary=None), 2 * 3600 + 60)
+    killed = write_run(tmp_path / "killed", rounds=ROUNDS[:2], summary=None)
+    (killed / "checkpoints" / "round-000001").mkdir(parents=True)
+    at(killed, 2 * 3600 + 60)
     stopped = changed(SUMMARY, status="interrupted", rounds=0, final={}, seconds=5)
     at(write_run(tmp_path / "stopped", rounds=ROUNDS[:1], summary=stopped), 300)
     torn = write_run(tmp_path / "torn")
@@ -39,8 +41,10 @@ def test_one_line_a_run_the_oldest_first_and_broken_ones_say_why(tmp_path):
     assert (fifth.name, fifth.status) == ("zz-notes", "broken: not a run folder (config.toml is missing)")
 
 
-def test_a_torn_last_line_of_a_killed_run_does_not_matter(tmp_path):
+def test_a_killed_run_is_as_far_as_its_newest_checkpoint(tmp_path):
     run = write_run(tmp_path / "run", rounds=ROUNDS[:2], summary=None)
+    for name in ("round-000000", "round-000001", "round-000002.77.unfinished"):
+        (run / "checkpoints" / name).mkdir(parents=True)
     with (run / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2, "clie')
     assert [listed.rounds for listed in list_runs(tmp_path)] == ["1/2"]

@@ -2,7 +2,8 @@ import csv
 
 from written_runs import ROUNDS
 
-from fedssl.reports.metrics import COLUMNS, append_csv, metrics_of
+from fedssl.reports.metrics import COLUMNS, csv_text, metrics_of
+from fedssl.reports.run_folder import RunFolder
 
 
 def test_a_round_in_one_row_of_numbers():
@@ -28,10 +29,11 @@ def test_a_round_in_one_row_of_numbers():
 
 
 def test_what_was_not_measured_is_an_empty_cell(tmp_path):
-    path = tmp_path / "metrics.csv"
+    folder = RunFolder(tmp_path)
     for record in ROUNDS:
-        append_csv(path, record)
-    lines = path.read_text().splitlines()
+        folder.append_round(record)
+    assert (tmp_path / "metrics.csv").read_text() == csv_text(ROUNDS), "row by row as all at once"
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0].split(",") == list(COLUMNS)
     assert len(lines) == 4
     first, second, third = csv.DictReader(lines)

@@ -28,6 +28,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedssl.checksums import read_signed, signed_json
 from fedssl.data.cache import data_folder, make_folder
 from fedssl.data.decoding import (
     UNREADABLE,
@@ -41,7 +42,7 @@ from fedssl.data.decoding import (
 from fedssl.data.fetch import Progress
 from fedssl.data.images import Images, fingerprint
 from fedssl.data.samples import Read, Source
-from fedssl.errors import FedsslError
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.files import write_atomically
 
 FORMAT = 1  # raise it when the same files and settings come to give other pixels
@@ -106,14 +107,14 @@ def decoded(
     settings = json.dumps({"format": FORMAT, "decoding": asdict(decoding)})
     known = cache_folder() / "known" / _digest(settings, *source.stamps(numbers))
     if known.exists():
-        key = known.read_text()
+        key = known.read_text(encoding="ascii", errors="replace")
         found = _load(cache_folder() / key) if re.fullmatch("[0-9a-f]{32}", key) else None
-        if found is not None:
+        if found is not None and len(found.outcomes) == len(numbers):
             for number, outcome in zip(numbers, found.outcomes, strict=True):
                 if outcome.refused:
                     refuse(number, outcome.refused)
             return found
-        text = f"{text} again, the cache was damaged"
+        text = f"{text} again, the cache was damaged or of another version"
     found = _make(_Work(source, numbers, decoding, progress, text, refuse), settings)
     if not any(outcome.refused.startswith(UNREADABLE) for outcome in found.outcomes):  # else try again next time
         make_folder(known.parent)
@@ -143,11 +144,11 @@ def _digest(*texts: str) -> str:
 def _load(folder: Path) -> DecodedImages | None:
     """A set that is whole; None for one that is damaged or not there."""
     try:
-        content = json.loads((folder / "index.json").read_text())
+        content = json.loads(read_signed(folder / "index.json"))
         outcomes = [Outcome(*row) for row in content["outcomes"]]
         found = DecodedImages(folder, tuple(content["shape"]), content["fingerprint"], outcomes)
         return found if _is_whole(found) else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (DamagedError, OSError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -156,7 +157,7 @@ def _is_whole(found: DecodedImages) -> bool:
     checked = found.folder / "checked"
     if found.pixels_path.stat().st_size != found.num_bytes:
         return False
-    if checked.exists() and checked.read_text() == _times(found.pixels_path):
+    if checked.exists() and checked.read_text(encoding="ascii", errors="replace") == _times(found.pixels_path):
         return True
     if fingerprint(replace(found, fingerprint="").images()) != found.fingerprint:
         return False
@@ -199,7 +200,7 @@ def _make(work: _Work, settings: str) -> DecodedImages:
             "fingerprint": fingerprint(made.images(), partial(work.progress, "reading them back")),
             "outcomes": [list(asdict(one).values()) for one in outcomes],
         }
-        write_atomically(unfinished / "index.json", json.dumps(content))
+        write_atomically(unfinished / "index.json", signed_json(json.dumps(content, indent=0)))
         write_atomically(unfinished / "checked", _times(made.pixels_path))
         unfinished.chmod(0o755)  # mkdtemp's are their owner's alone, and a data folder may be shared
         return _named(unfinished, root / _digest(settings, *(one.sha256 or one.refused for one in outcomes)))

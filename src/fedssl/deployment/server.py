@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
+from fedssl.checksums import signed_json
 from fedssl.config import Config
 from fedssl.deployment.at_server import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
@@ -93,7 +94,7 @@ def serve(deployment: Deployment, say: Say) -> dict[str, Any]:
     """Runs a deployment to its end and returns the summary; FedsslError with the run's own exit code if it fails."""
     deployment.check()
     folder = RunFolder.create(deployment.folder)
-    if summary := finished(folder.path, deployment.config.run.rounds):
+    if summary := finished(folder.path, deployment.config.run.rounds, say):
         say(f"{folder.path}: this run is finished, nothing is left to do")
         return summary
     deployment.home.mkdir(exist_ok=True)
@@ -117,7 +118,7 @@ def _write_down(deployment: Deployment) -> None:
     path = deployment.home / DEPLOYMENT
     run = read_json(path)["run"] if path.exists() else uuid.uuid4().hex
     keys = {name: key.read_text(encoding="utf-8") for name, key in deployment.keys.items()}
-    write_atomically(path, json.dumps({"run": run, "keys": keys, "force": deployment.force}, indent=1))
+    write_atomically(path, signed_json(json.dumps({"run": run, "keys": keys, "force": deployment.force}, indent=1)))
     write_atomically(deployment.home / SETTINGS, deployment.config.as_toml())
     certificate = deployment.certificate
     security = {"root-certificates": str(certificate.ca.absolute())} if certificate else {"insecure": True}
@@ -199,7 +200,7 @@ class _Server:
                 self._show()
                 if (self.home / ERROR).exists():
                     self._raise_error()
-                return finished(self.deployment.folder, self.deployment.config.run.rounds)
+                return finished(self.deployment.folder, self.deployment.config.run.rounds, self.say)
             time.sleep(0.5)
         return None
 

@@ -198,7 +198,9 @@ def _end(worker: _Worker) -> None:
 def _work(connection: Connection, side: ClientSide, number: int, time_limit: float | None) -> None:
     """A worker's life: make the client's side once, then one task after another until the pipe closes."""
     die_with_the_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    for name in ("SIGINT", "SIGHUP"):  # Ctrl-C and a closed terminal go to the whole group; the parent decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def watch(*counts: int) -> None:
         connection.send(("step", counts))

@@ -26,6 +26,7 @@ from fedssl.finished_run import FinishedRun
 from fedssl.networks.backbones import AllowCode
 from fedssl.networks.heads import Encoder
 from fedssl.reports.evaluation_view import EvaluationView
+from fedssl.reports.run_record import check_files
 
 SUPERVISED = Fitting(epochs=EPOCHS["supervised"], batch_size=128, lr=1e-3)
 
@@ -45,6 +46,7 @@ def evaluate(
 ) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary."""
     run = FinishedRun.open(path, allow_code)
+    check_files(run.folder.path, "evaluation.jsonl")  # now, not when the results are there
     if run.config.run.threads:
         torch.set_num_threads(run.config.run.threads)
     evaluation = _Evaluation(run, request, view or EvaluationView())
@@ -57,8 +59,7 @@ def evaluate(
         finally:  # also on Ctrl-C: what was computed is kept
             if results:
                 summary = FinishedRun.open(path, allow_code).summary
-                summary["evaluation"] = merged(summary.get("evaluation", []), headline(results))
-                run.folder.write_summary(summary)
+                run.folder.write_evaluated(summary, merged(summary.get("evaluation", []), headline(results)))
     return results
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedssl.files import replacing
+from fedssl.weights import Weights
 
 FORMAT = "1"  # raise it when the same weights and images come to give other features
 
@@ -23,9 +24,8 @@ class FeatureCache:
         """(train, test) features, or None."""
         try:
             with safe_open(self._path(key), framework="pt") as file:
-                if (file.metadata() or {}).get("key") != self._full(key):
-                    return None
-                return file.get_tensor("train"), file.get_tensor("test")
+                train, test = file.get_tensor("train"), file.get_tensor("test")
+                return (train, test) if file.metadata() == self._about(key, train, test) else None
         except (OSError, SafetensorError):
             return None
 
@@ -33,7 +33,10 @@ class FeatureCache:
         """A kill leaves the old file or the new one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(key)) as unfinished:
-            unfinished.write_bytes(save({"train": train, "test": test}, {"key": self._full(key)}))
+            unfinished.write_bytes(save({"train": train, "test": test}, self._about(key, train, test)))
+
+    def _about(self, key: str, train: Tensor, test: Tensor) -> dict[str, str]:
+        return {"key": self._full(key), "sha256": Weights({"train": train, "test": test}).digest()}
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(self._full(key).encode()).hexdigest()[:24]}.safetensors"

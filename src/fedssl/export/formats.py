@@ -1,19 +1,15 @@
 """The formats by name: the file of each, what it can hold, how it is written, and how it is used without fedssl."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
-
 from fedssl.encoders import TrainedEncoder, permission
 from fedssl.export.programs import write_onnx, write_torch_export
 from fedssl.export.resnets import check_resnet, timm_usage, torchvision_usage
 from fedssl.extras import need
-from fedssl.networks.weight_files import ABOUT, standard_names
+from fedssl.networks.weight_files import standard_names, weight_file
 from fedssl.weights import Weights
 
 About = dict[str, Any]
@@ -38,15 +34,11 @@ class Format:
 
 
 def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
-    _save(path, Weights.of(encoder.model.backbone).tensors(), encoder.about)
+    path.write_bytes(weight_file(Weights.of(encoder.model.backbone).tensors(), encoder.about))
 
 
 def _write_standard(encoder: TrainedEncoder, path: Path) -> None:
-    _save(path, standard_names(Weights.of(encoder.model.backbone).tensors()), encoder.about)
-
-
-def _save(path: Path, tensors: dict[str, Tensor], about: About) -> None:
-    path.write_bytes(save(tensors, {ABOUT: json.dumps(about), "format": "pt"}))
+    path.write_bytes(weight_file(standard_names(Weights.of(encoder.model.backbone).tensors()), encoder.about))
 
 
 def _write_onnx(encoder: TrainedEncoder, path: Path) -> float:

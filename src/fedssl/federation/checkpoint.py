@@ -12,7 +12,7 @@ from typing import Any
 from fedssl.errors import DamagedError, FedsslError
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.rounds import ServerState
-from fedssl.files import remove_folder
+from fedssl.files import move_aside, remove_folder
 from fedssl.sealed import named_tensors, rounds_in, seal, unseal
 
 LEAST_KEPT = 2  # the newest may turn out damaged
@@ -64,7 +64,7 @@ class CheckpointStore:
         )
         return Checkpoint(state, facts["course"])
 
-    def newest(self, check: Callable[[ServerState], None]) -> tuple[Checkpoint | None, list[str]]:
+    def newest(self, check: Callable[[Checkpoint], None]) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole and passes `check`, and what was wrong with newer ones.
 
         Those are moved aside, or the next save would stumble over them; when none is left nothing is touched.
@@ -73,11 +73,14 @@ class CheckpointStore:
         for number in reversed(self.rounds()):
             try:
                 checkpoint = self.load(number)
-                check(checkpoint.state)
+                check(checkpoint)
             except DamagedError as error:
                 damaged[number] = str(error)
             else:
-                return checkpoint, [f"{reason}; moved to {self._move_aside(bad)}" for bad, reason in damaged.items()]
+                return checkpoint, [
+                    f"{reason}; moved to {move_aside(self.path(bad))}; the run goes on from the one before"
+                    for bad, reason in damaged.items()
+                ]
         if damaged:
             reasons = "; ".join(damaged.values())
             raise DamagedError(
@@ -85,11 +88,3 @@ class CheckpointStore:
                 "or start anew in another folder with --fresh"
             )
         return None, []
-
-    def _move_aside(self, round_number: int) -> Path:
-        path = self.path(round_number)
-        number = 1
-        while (aside := path.with_name(f"damaged-{path.name}-{number}")).exists():
-            number += 1
-        path.replace(aside)
-        return aside

@@ -52,9 +52,11 @@ class Client:
         profile: bool = False,
         wire: Wire = EXACT,
         privacy: ClientDP | None = None,
+        start_over: bool = False,
     ) -> None:
         self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
         self.images_of, self.rounds, self.seed, self.wire, self.privacy = images_of, rounds, seed, wire, privacy
+        self.start_over = start_over  # from the global model, when its own state is damaged
         self.clock = Stopwatch(profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         rule.check(self.first_weights.online)
@@ -133,6 +135,8 @@ class Client:
             "images": report.images,
             "seconds": time.perf_counter() - started,
         }
+        if state is None and task.accepted_round is not None:
+            scalars["started_over"] = 1.0
         if key:
             told = {name: scalars[name] for name in self.needed_numbers()}
             return new_state, self._result(task, weights, 1, told, key)
@@ -161,7 +165,7 @@ class Client:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
         shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights())
         if self.privacy is not None:
-            shared = self.privacy.protect(shared, task.global_weights, key)
+            shared = self.privacy.protect(shared, task.global_weights, self.privacy.round_key(key, task.round_number))
         return TrainResult(
             task.client_id,
             task.round_number,
@@ -219,11 +223,24 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
         kept = store.find(task, settings)
     if kept is None:
         with clock.part("state"):
-            state = None if task.accepted_round is None else store.load(task.client_id, task.accepted_round)
+            state = last_state(client, store, task)
         state, result = client.train(state, task, watch)
         with clock.part("state"):
             kept = store.save(task, settings, state, result, client.sent.apart)
     return replace(store.result(kept, client.sent), profile=clock.taken())
+
+
+def last_state(client: Client, store: ClientStore, task: TrainTask) -> ClientState | None:
+    """The state that the server accepted last; None: the client starts from the global model."""
+    if task.accepted_round is None:
+        return None
+    try:
+        return store.load(task.client_id, task.accepted_round)
+    except DamagedError as error:
+        if client.start_over:
+            return None
+        remedy = 'put back a copy, or let the client start over: failures.damaged_state = "start-over"'
+        raise DamagedError(f"{error}: {remedy}") from None
 
 
 def attempt(

@@ -40,6 +40,10 @@ class ClientDP:
     placement: Literal["central", "local"] = "central"
     noise_seed: Literal["secret", "run"] = "secret"
 
+    def round_key(self, key: bytes, round_number: int) -> bytes:
+        """Another in every round: the same update twice gets other noise; a key that is no secret stays as it is."""
+        return key if self.noise_seed == "run" else hashlib.sha256(key + f" round {round_number}".encode()).digest()
+
     def protect(self, sent: GlobalWeights, received: GlobalWeights, key: bytes) -> GlobalWeights:
         """Client side: what may leave; buffers that would travel are sent back as they came."""
         trained, origin = joined(sent), joined(received)
@@ -76,7 +80,8 @@ class PrivateAverage(Aggregator):
             for name, step in update.items():
                 total[name] = step if name not in total else total[name].add_(step)
         if central:
-            add_noise(total, self.privacy.noise_multiplier * self.privacy.clip_norm, self.key)
+            key = self.privacy.round_key(self.key, results[0].round_number)
+            add_noise(total, self.privacy.noise_multiplier * self.privacy.clip_norm, key)
         moved = {name: previous.parameters[name] + step.div_(self.asked) for name, step in total.items()}
         return Weights(moved, previous.buffers)
 

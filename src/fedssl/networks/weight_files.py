@@ -3,23 +3,29 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedssl.errors import FedsslError
+from fedssl.checksums import ALTERED
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.networks.backbones import ConvNet, ResNet
+from fedssl.weights import Weights
 
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
+CHECKSUM = "fedssl_sha256"  # the key of the metadata for the checksum of the file's content
+OLDER = {ABOUT, "format"}  # all that files have which were written before there was one
 OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
 HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
 COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
 FIRST = "bn1.weight"  # of our networks: as long as the network is wide
 NAMED = 3  # differing keys that a message names
+REMEDY = "put back a copy of it, or have it made again by the command that wrote it"
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 PROGRAMS = {".onnx": "an ONNX graph", ".pt2": "a torch.export program"}
 
@@ -68,11 +74,27 @@ def read_weight_file(place: str | Path) -> WeightFile:
     path = find_weight_file(place)
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            about = json.loads(metadata.get(ABOUT, "{}"))
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise FedsslError(f"{path}: damaged, not readable as safetensors ({error})") from None
+        raise DamagedError(f"{path}: damaged, not readable as safetensors ({error}): {REMEDY}") from None
+    ours = metadata.keys() & {ABOUT, CHECKSUM} and metadata.keys() - OLDER  # one of the two names may be damaged
+    if ours and metadata.get(CHECKSUM) != _checksum(tensors, metadata):
+        raise DamagedError(f"{path}: {ALTERED}: {REMEDY}")
     return WeightFile(path, tensors, about)
+
+
+def weight_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """The content of a file that says how to build the network, and notices when it is no longer what was written."""
+    metadata = {ABOUT: json.dumps(about), "format": "pt"}
+    return save(dict(tensors), {**metadata, CHECKSUM: _checksum(tensors, metadata)})
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Over the tensors, their names and shapes, and all that is written about them but this."""
+    others = json.dumps({key: metadata[key] for key in sorted(metadata) if key != CHECKSUM})
+    return sha256(f"{Weights(dict(tensors)).digest()} {others}".encode()).hexdigest()
 
 
 def standard_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol
 
 from fedssl.files import storing, write_atomically
 from fedssl.paper.plan import Plan, PlannedRun, key_of_folder
+from fedssl.reports.stopping import forget_terminal, stop_signals
 
 LOG = "run.log"
 POLL_SECONDS = 0.5
@@ -83,12 +84,14 @@ def _stop_all(active: list["_Job"]) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM inside become an entry of the list: children are told, nothing is torn."""
+    """Ctrl-C, SIGTERM and SIGHUP inside become an entry of the list: children are told, nothing is torn."""
     seen: list[int] = []
-    before = {
-        number: signal.signal(number, lambda received, _: seen.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def received(number: int, _: object) -> None:
+        forget_terminal(number)
+        seen.append(number)
+
+    before = {number: signal.signal(number, received) for number in stop_signals()}
     try:
         yield seen
     finally:

@@ -64,7 +64,7 @@ def _mean_curve(comparison: Comparison, result: Result, measure: str, factor: fl
     runs = _trained(comparison, result)
     at: dict[int, list[float]] = {}
     for run in runs:
-        for record in read_rounds(run.folder / "rounds.jsonl"):
+        for record in read_rounds(run.folder):
             # The last round stays in the mode of the tables; the first one has no table, and is shown at its best.
             value = metrics_of(record).get(measure) if record["round"] else best_metric(record, measure)
             if value is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from fedssl.paper.catalogue import Cell, Printed
 from fedssl.paper.plan import Plan, PlannedRun, evaluation_of
 from fedssl.reports.metrics import metrics_of
-from fedssl.reports.run_record import read_json, read_rounds
+from fedssl.reports.run_record import read_rounds, read_summary
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def _value(run: PlannedRun, cell: Cell, plan: Plan) -> tuple[float | None, float
         over_clients = entry["sd"] if entry["encoder"] == "clients" else None
         return 100 * entry["accuracy"], None if over_clients is None else 100 * over_clients, entry["n"]
     if cell.metric == "knn":
-        final = read_json(run.folder / "summary.json")["final"]
+        final = read_summary(run.folder)["final"]
         return 100 * final["knn"], 100 * final["knn_sd"] if "knn_sd" in final else None, 0
-    rounds = read_rounds(run.folder / "rounds.jsonl")
+    rounds = read_rounds(run.folder)
     if cell.metric == "divergence":
         return metrics_of(rounds[-1]).get("divergence"), None, 0
     reached = rounds_to(rounds, plan.scale.target(cell) or 0.0)

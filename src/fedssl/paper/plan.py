@@ -12,7 +12,7 @@ from fedssl.errors import FedsslError
 from fedssl.paper.catalogue import Cell, Column, Row, Study
 from fedssl.paper.scales import LeftOut, Scale
 from fedssl.presets import load_config
-from fedssl.reports.run_record import read_json
+from fedssl.reports.run_record import read_summary
 
 # What cannot change results: where and how fast a run is made, and what is kept of it.
 WITHOUT_EFFECT = ("device", "engine", "workers", "profile", "keep_checkpoints", "failures")
@@ -39,10 +39,9 @@ class PlannedRun:
         return self.folder.name
 
     def trained(self) -> bool:
-        path = self.folder / "summary.json"
-        if not path.exists():
+        if not (self.folder / "summary.json").exists():
             return False
-        summary = read_json(path)
+        summary = read_summary(self.folder)
         return summary.get("status") == "finished" and summary.get("rounds") == self.config.run.rounds
 
     def missing_protocols(self, epochs: dict[str, int]) -> list[str]:
@@ -56,7 +55,7 @@ class PlannedRun:
 def evaluation_of(folder: Path, protocol: str, epochs: dict[str, int]) -> dict[str, Any] | None:
     """The recorded headline of a protocol (paper's variant, running BatchNorm) with this many epochs."""
     wanted = {"protocol": protocol, "variant": "paper", "batchnorm": "running", "test_images": "all"}
-    for entry in read_json(folder / "summary.json").get("evaluation", []):
+    for entry in read_summary(folder).get("evaluation", []):
         same = all(entry.get(name) == value for name, value in wanted.items())
         asked = epochs.get(protocol.partition("-")[0])
         if same and entry["encoder"] in ("global", "clients") and entry["settings"].get("epochs") == asked:

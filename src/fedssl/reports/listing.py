@@ -1,13 +1,12 @@
 """The runs in a folder, one line each; a folder that is no whole run is listed with what is wrong with it."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl.errors import FedsslError
 from fedssl.reports.compare import NOT_SET, duration, percent
-from fedssl.reports.run_record import RunRecord, describe_config, read_config
+from fedssl.reports.run_record import CHECKPOINTS, RunRecord, check_files, describe_config, read_config
 from fedssl.reports.verdict import interval, verdict
 
 
@@ -63,13 +62,9 @@ def _listed(path: Path) -> Listed:
 
 def _unfinished(path: Path, name: str, age: str) -> Listed:
     """A run that has not come to its end: it goes on right now, or it was killed."""
-    config, rounds = read_config(path), path / "rounds.jsonl"
-    done = 0
-    for line in rounds.read_text(encoding="utf-8", errors="replace").splitlines() if rounds.exists() else []:
-        try:
-            done = max(done, int(json.loads(line)["round"]))
-        except (ValueError, KeyError, TypeError):
-            continue  # the last line of a killed run may be torn
+    config = read_config(path)
+    check_files(path)
+    done = max((int(one.name[-6:]) for one in path.glob(CHECKPOINTS)), default=0)
     status = "running, or killed: the same command goes on"
     rounds_done = f"{done}/{config.get('rounds', '?')}"
     return Listed(name, describe_config(config), rounds_done, status, NOT_SET, NOT_SET, NOT_SET, NOT_SET, age)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedssl.checksums import signed_json
 from fedssl.extras import EXTRAS, need
 from fedssl.files import write_atomically
 from fedssl.reports.compare import flatten, setting_text
@@ -150,7 +151,7 @@ def _remembered(folder: Path, logger: str) -> str | None:
 def _remember(folder: Path, logger: str, run_id: str) -> None:
     path = folder / "loggers.json"
     known = read_json(path) if path.exists() else {}
-    write_atomically(path, json.dumps({**known, logger: run_id}) + "\n")
+    write_atomically(path, signed_json(json.dumps({**known, logger: run_id}, indent=1)))
 
 
 def _measured(record: dict[str, Any]) -> dict[str, float]:
@@ -159,5 +160,5 @@ def _measured(record: dict[str, Any]) -> dict[str, float]:
 
 def _numbers(summary: dict[str, Any]) -> dict[str, float]:
     """The numbers of a summary under dotted names."""
-    flat = flatten({key: value for key, value in summary.items() if key != "data"})
+    flat = flatten({key: value for key, value in summary.items() if key not in ("data", "files")})
     return {key: value for key, value in flat.items() if isinstance(value, int | float) and not isinstance(value, bool)}

@@ -4,11 +4,9 @@ import csv
 import io
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from fedssl.evaluation.score import Best
-from fedssl.files import append_line
 
 COLUMNS = (
     *("round", "lr", "loss", "mu", "ema_share", "divergence", "feature_std"),
@@ -36,14 +34,8 @@ def best_metric(record: dict[str, Any], name: str) -> float | None:
     return best.accuracy if best else metrics_of(record).get(name)
 
 
-def append_csv(path: Path, record: dict[str, Any]) -> None:
-    """One row more, under a header that names the columns; an empty cell was not measured."""
-    text = csv_text([record])
-    append_line(path, text.rstrip("\n") if not path.exists() else text.splitlines()[1])
-
-
 def csv_text(records: Iterable[dict[str, Any]]) -> str:
-    """The header and a row for each record."""
+    """The header and a row for each record; an empty cell was not measured."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -6,23 +6,29 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedssl.errors import FedsslError
-from fedssl.files import append_line, sweep, write_atomically
-from fedssl.reports.metrics import append_csv, csv_text
-from fedssl.reports.run_record import read_json, read_rounds
+from fedssl.checksums import GrowingFile, Seal, Seals, measure, signed, signed_json
+from fedssl.errors import DamagedError, FedsslError
+from fedssl.files import sweep, write_atomically
+from fedssl.reports.metrics import csv_text
+from fedssl.reports.run_record import ENCODER, SUMMARY, read_environment, read_json, read_rounds, read_summary
 
 LOCK, OWNER = ".lock", ".owner.json"
 FLOWER = "flower"  # what a deployment's server keeps beside its run
+SIGNED = ("config.toml", "environment.json")  # their last line is their checksum: they are replaced as the run goes on
+WRITTEN_ONCE = ("partition.json", "refused.jsonl")
+GROWING = ("rounds.jsonl", "metrics.csv", "failures.jsonl", "profile.jsonl", "evaluation.jsonl")
 
 
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._grown: dict[str, GrowingFile] = {}
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -30,6 +36,10 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, OWNER, FLOWER)]
+            if (path / "checkpoints").exists() and not (path / "config.toml").exists():
+                raise DamagedError(
+                    f"{path / 'config.toml'}: is missing: put back a copy of it, or choose another --out"
+                )
             if foreign and not (path / "config.toml").exists():
                 raise FedsslError(f"{path}: the folder is not empty and holds no run: choose another with --out")
             probe = path / ".probe"
@@ -61,7 +71,7 @@ class RunFolder:
 
     @property
     def encoder(self) -> Path:
-        return self.path / "encoder.safetensors"
+        return self.path / ENCODER
 
     @property
     def noise_key(self) -> Path:
@@ -92,24 +102,44 @@ class RunFolder:
         return self.path / "features"
 
     def write_config(self, toml: str) -> None:
-        write_atomically(self.path / "config.toml", toml)
+        write_atomically(self.path / "config.toml", signed(toml, ".toml"))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         self._write_json("environment.json", environment)
 
     def add_resumption(self, about: dict[str, Any]) -> None:
         """Notes in environment.json that the run was gone on with, when, where and what had changed."""
-        path = self.path / "environment.json"
-        environment = read_json(path) if path.exists() else {}
+        environment = read_environment(self.path)
         self.write_environment(environment | {"resumed": [*environment.get("resumed", []), about]})
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._write_json("summary.json", summary)
+        self._write_json(SUMMARY, summary)
 
-    def reopen(self) -> None:
-        """A summary that an earlier process wrote no longer says how the run stands."""
-        if (self.path / "summary.json").exists():
-            self.write_summary(read_json(self.path / "summary.json") | {"status": "interrupted"})
+    def reopen(self) -> dict[str, Any]:
+        """A summary that an earlier process wrote no longer says how the run stands, nor vouches for what changes."""
+        try:
+            summary = read_summary(self.path)
+        except FedsslError:  # there is none, or it is damaged: the run writes another when it ends
+            (self.path / SUMMARY).unlink(missing_ok=True)
+            return {}
+        kept = {key: value for key, value in summary.items() if key not in ("files", "weights_sha256")}
+        self.write_summary(kept | {"status": "interrupted"})
+        return summary
+
+    def seals(self) -> Seals:
+        """Of all that the run has written down so far: what readers, and a process that goes on, hold it to."""
+        own: Seals = dict.fromkeys(SIGNED)
+        growing = [name for name in GROWING if name in self._grown or (self.path / name).exists()]
+        return own | self._written_once | {name: self._growing(name).seal() for name in growing}
+
+    @cached_property
+    def _written_once(self) -> dict[str, Seal]:
+        return {name: measure(self.path / name) for name in WRITTEN_ONCE if (self.path / name).exists()}
+
+    def _growing(self, name: str) -> GrowingFile:
+        if name not in self._grown:
+            self._grown[name] = GrowingFile(self.path / name)
+        return self._grown[name]
 
     def write_refused(self, refused: list[dict[str, Any]]) -> None:
         """One line for each file of the user's that is not used; without any, no file."""
@@ -118,45 +148,57 @@ class RunFolder:
 
     def append_round(self, record: dict[str, Any]) -> None:
         """One line a round, on disk before the next round starts."""
-        append_line(self.path / "rounds.jsonl", json.dumps(record))
-        append_csv(self.path / "metrics.csv", record)
+        self._growing("rounds.jsonl").append(json.dumps(record))
+        rows, metrics = csv_text([record]).rstrip("\n"), self._growing("metrics.csv")
+        metrics.append(rows.splitlines()[1] if metrics.size else rows)
 
     def append_profile(self, record: dict[str, Any]) -> None:
         """One line a round: its wall time and the seconds of each part."""
-        append_line(self.path / "profile.jsonl", json.dumps(record))
+        self._growing("profile.jsonl").append(json.dumps(record))
 
     def append_failure(self, record: dict[str, Any]) -> None:
         """One line a client that failed in a round, with the traceback."""
-        append_line(self.path / "failures.jsonl", json.dumps(record))
+        self._growing("failures.jsonl").append(json.dumps(record))
 
     def append_evaluation(self, record: dict[str, Any]) -> None:
         """One line a result of `fedssl evaluate`."""
-        append_line(self.path / "evaluation.jsonl", json.dumps(record))
+        self._growing("evaluation.jsonl").append(json.dumps(record))
+
+    def write_evaluated(self, summary: dict[str, Any], headline: list[dict[str, Any]]) -> None:
+        """Puts what was evaluated into the summary, which from now on vouches for evaluation.jsonl too."""
+        seals = summary.get("files", {}) | {"evaluation.jsonl": self._growing("evaluation.jsonl").seal()}
+        self.write_summary(summary | {"evaluation": headline, "files": seals})
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        return read_rounds(self.path / "rounds.jsonl")
+        return read_rounds(self.path)
 
-    def written_rounds(self, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
-        """The whole lines of a file: a killed process may have left a torn one, and lines of a lost round."""
+    def written_rounds(self, name: str = "rounds.jsonl", seal: Seal | None = None) -> list[dict[str, Any]]:
+        """The whole lines of a file: a killed process may have left a torn one, and lines that no seal covers."""
         path = self.path / name
+        content = path.read_bytes()[: seal["bytes"] if seal else None] if path.exists() else b""
         found: dict[int, dict[str, Any]] = {}
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        for line in content.decode("utf-8", "replace").splitlines():
             try:
                 record = json.loads(line)
-                found[int(record["round"])] = record
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 continue
+            if isinstance(record, dict) and isinstance(record.get("round"), int):
+                found[record["round"]] = record
         return [found[number] for number in sorted(found)]
 
-    def cut_back(self, last_round: int) -> list[dict[str, Any]]:
+    def cut_back(self, last_round: int, seals: Seals) -> list[dict[str, Any]]:
         """Takes back what was recorded after `last_round`: those rounds are run again."""
-        records = [record for record in self.written_rounds() if record["round"] <= last_round]
-        write_atomically(self.path / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        records = self._cut("rounds.jsonl", last_round, seals)
         write_atomically(self.path / "metrics.csv", csv_text(records))
         if (self.path / "profile.jsonl").exists():
-            kept = [record for record in self.written_rounds("profile.jsonl") if record["round"] <= last_round]
-            write_atomically(self.path / "profile.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+            self._cut("profile.jsonl", last_round, seals)
+        self._grown.clear()
         return records
 
+    def _cut(self, name: str, last_round: int, seals: Seals) -> list[dict[str, Any]]:
+        kept = [record for record in self.written_rounds(name, seals.get(name)) if record["round"] <= last_round]
+        write_atomically(self.path / name, "".join(json.dumps(record) + "\n" for record in kept))
+        return kept
+
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
-        write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")
+        write_atomically(self.path / name, signed_json(json.dumps(content, indent=2)))

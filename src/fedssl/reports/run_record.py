@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedssl.errors import FedsslError
+from fedssl.checksums import Seals, problems_in, read_signed
+from fedssl.errors import DamagedError, FedsslError
 from fedssl.evaluation.score import Best, Gain
 from fedssl.settings import client_title
 
 Table = dict[str, Any]
+SUMMARY, ENCODER = "summary.json", "encoder.safetensors"
+MENDED = "put back a copy of it, or run the same `fedssl run` command again, which makes again what it can"
+CHECKPOINTS = f"checkpoints/round-{'[0-9]' * 6}"
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,14 @@ class RunRecord:
 
     @classmethod
     def read(cls, path: str | Path) -> "RunRecord":
-        """All of a run's records; one that is damaged is an error that names the file and the line."""
+        """All of a run's records; what is damaged is an error that names the files, or the file and the line."""
         path = Path(path)
-        for needed in ("config.toml", "summary.json", "rounds.jsonl"):
+        for needed in ("config.toml", SUMMARY, "rounds.jsonl"):
             if not (path / needed).is_file():
                 raise FedsslError(f"{path}: not a run folder ({needed} is missing)")
-        return cls(
-            path,
-            read_config(path),
-            read_json(path / "summary.json"),
-            read_rounds(path / "rounds.jsonl"),
-            read_json(path / "environment.json") if (path / "environment.json").exists() else {},
-        )
+        summary = read_summary(path)
+        check_files(path)
+        return cls(path, read_config(path), summary, read_rounds(path), read_environment(path))
 
     @property
     def name(self) -> str:
@@ -127,8 +127,15 @@ def describe_config(config: Table, num_clients: int = 0) -> str:
     return f"{method} + {rule}, {data}, {clients} clients ({_name(config, 'partition')})"
 
 
+def check_config(folder: Path) -> Path:
+    """The file of a run's settings, if it is what the run wrote."""
+    check_files(folder, "config.toml")
+    read_signed(folder / "config.toml", must=False)  # before its first checkpoint nobody else vouches for it
+    return folder / "config.toml"
+
+
 def read_config(folder: Path) -> Table:
-    path = folder / "config.toml"
+    path = check_config(folder)
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -139,18 +146,61 @@ def read_config(folder: Path) -> Table:
     return config
 
 
-def read_json(path: Path) -> Table:
+def read_summary(folder: Path) -> Table:
+    """What a run came to; one that vouches for other files has a checksum of its own."""
+    path = folder / SUMMARY
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(path, must=b'"files": ' in path.read_bytes())
+    except DamagedError as error:
+        raise DamagedError(f"{error}: {MENDED}") from None
+    except OSError as error:
+        raise FedsslError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_environment(folder: Path) -> Table:
+    path = folder / "environment.json"
+    return read_json(path) if path.exists() else {}
+
+
+def vouched(folder: Path) -> Seals:
+    """What a run's summary, or before there is one its newest checkpoint, says of its files; nothing: an older run."""
+    try:
+        return dict(read_summary(folder)["files"])
+    except (FedsslError, KeyError):
+        pass
+    for manifest in sorted(folder.glob(f"{CHECKPOINTS}/manifest.json"), reverse=True):
+        try:
+            return dict(read_json(manifest, must=True)["course"].get("files", {}))
+        except FedsslError:
+            continue
+    return {}
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Refuses files (left out: any) that are not what the run wrote, all named at once."""
+    seals = vouched(folder)
+    chosen = {name: seals[name] for name in names or seals if name in seals}
+    found = [f"{folder / name}: {problem}" for name, problem in problems_in(folder, chosen).items()]
+    if found:
+        raise DamagedError(f"{'; '.join(found)}: {MENDED}")
+
+
+def read_json(path: Path, *, must: bool = False) -> Table:
+    """A JSON object, without the checksum that may be its last line, or must be."""
+    try:
+        content = json.loads(read_signed(path, must=must))
+    except ValueError as error:
         raise FedsslError(f"{path}: cannot be read ({error})") from None
     if not isinstance(content, dict):
         raise FedsslError(f"{path}: cannot be read (not a JSON object)")
+    content.pop("sha256", None)
     return content
 
 
-def read_rounds(path: Path) -> list[Table]:
+def read_rounds(folder: Path) -> list[Table]:
     """One record a round, in the order they were written."""
+    check_files(folder, "rounds.jsonl")
+    path = folder / "rounds.jsonl"
     records = read_lines(path)
     for number, record in enumerate(records, start=1):
         if not isinstance(record.get("round"), int) or not isinstance(record.get("clients"), list):

@@ -1,12 +1,32 @@
-"""Ctrl-C and SIGTERM as a request: the batch in hand is finished, then the run stops and keeps what it has."""
+"""Ctrl-C, SIGTERM and SIGHUP as a request: the batch in hand is finished, then the run stops and keeps what it has."""
 
+import contextlib
+import os
 import signal
+import stat
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from fedssl.reports.progress import View
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows knows no such signal
+
+
+def stop_signals() -> list[int]:
+    """Those that ask to stop; what nohup has ignored stays ignored."""
+    hang_up = [HANG_UP] if HANG_UP and signal.getsignal(HANG_UP) != signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hang_up]
+
+
+def forget_terminal(number: int) -> None:
+    """After a hang-up it is gone, and every line written to it would be an error."""
+    if number != HANG_UP:
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # closed long ago
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
 
 
 class StopRequest:
@@ -17,7 +37,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._received) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._received) for number in stop_signals()}
         return self
 
     def __exit__(
@@ -27,6 +47,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        forget_terminal(number)
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number

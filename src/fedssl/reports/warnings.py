@@ -1,4 +1,4 @@
-"""What a person should be told while a run goes on: collapse, and clients that no longer listen to the global model."""
+"""What a person should be told while a run goes on: clients that collapse, start over, or no longer listen."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +21,11 @@ class RunWarnings:
         found = []
         for client in record["clients"]:
             number = client["client"]
+            if client.get("started_over"):
+                found.append(
+                    f"client {number}: its own state was damaged, in round {record['round']} it started over from the "
+                    "global model (failures.damaged_state)"
+                )
             self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
             if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
                 found.append(

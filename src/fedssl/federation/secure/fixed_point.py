@@ -132,19 +132,17 @@ def _updates(trained: Tensor, origin: Tensor) -> Iterator[tuple[int, Exact]]:
 
 
 def _in_steps(layout: Layout, entry: Entry, values: Exact) -> Vector:
-    with np.errstate(over="ignore"):
-        steps = np.rint(values / layout.step(entry))
-    largest = float(np.abs(steps).max(initial=0.0))  # NaN if there is one
+    largest = float(np.abs(values).max(initial=0.0))  # NaN if there is one
     if not math.isfinite(largest):
         raise ClientError("non-finite", f"{entry.name}: NaN or infinite: nothing was sent")
-    if largest > layout.levels:
-        most = layout.levels if entry.limit is None else entry.limit
+    most = layout.levels if entry.limit is None else entry.limit
+    if largest > most:
         raise ClientError(
             "refused",
-            f"{entry.name}: {largest * layout.step(entry):.3g} is beyond {most:.3g}, the limit of secure aggregation: "
-            "nothing was sent; raise the limit for all clients",
+            f"{entry.name}: {largest:.3g} is beyond {most:.3g}, the limit of secure aggregation: nothing was sent; "
+            "raise the limit for all clients",
         )
-    return steps.astype(np.int32).view(np.uint32)
+    return np.rint(values / layout.step(entry)).astype(np.int32).view(np.uint32)
 
 
 def decode(layout: Layout, vector: Vector, origin: Weights) -> Total:

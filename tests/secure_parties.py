@@ -1,7 +1,5 @@
 """Sites and a coordinator in one process, every message through its plain form; nothing is stubbed."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from fedssl.federation.secure.coordinator import Coordinator
@@ -108,7 +106,3 @@ def summed(names=NAMES, threshold=3, **when):
     for stage in ("share", "upload", "agree", "unmask"):
         getattr(one, stage)(without=when.get(stage, ()))
     return one
-
-
-def altered(message, **changes):
-    return replace(message, **changes)

@@ -42,7 +42,15 @@ def test_a_vector_by_hand():
     assert [layout.step(entry) for entry in layout.tensors] == [step, 64.0 / layout.levels]
     vector = encode(layout, trained([1.0, -1.0, 0.0, 4.0], mean=12.0), ORIGIN, 50, {"loss": 2.0})
     half = 0.5 / step  # n_k is half of n_max
-    expected = [round(half), -round(half), 0, round(4 * half), round(1.0 * layout.levels / 64), 50, round(layout.levels / 4)]
+    expected = [
+        round(half),
+        -round(half),
+        0,
+        round(4 * half),
+        round(1.0 * layout.levels / 64),
+        50,
+        round(layout.levels / 4),
+    ]
     assert vector.view(np.int32).tolist() == expected
     assert layout.length == len(expected), "the integer counter is no part of it"
 

@@ -241,8 +241,7 @@ class Member:
         if tuple(survivors) != secret.survivors or sorted([*survivors, *call.dropped]) != members:
             _refuse(f"{call.session}: the server asks for other secrets than those that site {self.name} agreed to")
         self._check_agreements(secret, call, members)
-        assert secret.delivery is not None  # nobody agrees before it
-        shares = {one.key.name: self._opened(secret.call, one) for one in secret.delivery.shares}
+        shares = {one.key.name: self._opened(secret.call, one) for one in self._delivered(secret)}
         shares[self.name] = secret.own_share
         return Unmasking(
             call.session,
@@ -264,9 +263,12 @@ class Member:
             )
 
     def _members(self, secret: RoundSecret) -> list[str]:
+        return sorted([self.name, *(one.key.name for one in self._delivered(secret))])
+
+    def _delivered(self, secret: RoundSecret) -> Sequence[Delivered]:
         if secret.delivery is None:
             _refuse(f"{secret.call.session}: site {self.name} has sent nothing yet")
-        return sorted([self.name, *(one.key.name for one in secret.delivery.shares)])
+        return secret.delivery.shares
 
     def _under_way(self, session: Session) -> RoundSecret:
         secret = self.record.secret

@@ -101,7 +101,7 @@ def test_clients_at_their_limits_do_not_wrap():
 
 
 def test_large_tensors_go_piece_by_piece(monkeypatch):
-    """Pieces that do not divide the tensor give the same as one piece, and the plain weighted average within the step."""
+    """Pieces that do not divide a tensor give the same as one piece: the weighted average within the step."""
     draw = torch.Generator().manual_seed(0)
     origin = Weights({"w": torch.randn(11, 13, generator=draw), "v": torch.randn(7, generator=draw)})
     layout = layout_of(origin, 3, 60, limit=8.0, statistics_limit=1.0)

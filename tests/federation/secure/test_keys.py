@@ -1,6 +1,8 @@
 """Who a site is: key files as a deployment makes them, rosters, and files that only their owner reads."""
 
+import importlib
 import stat
+import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -8,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedssl.deployment.certificates import make_node_key
 from fedssl.errors import FedsslError
+from fedssl.federation import secure
 from fedssl.federation.secure.keys import (
     Identity,
     context,
@@ -84,3 +87,10 @@ def test_a_record_on_disk_is_for_its_owner_alone(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert from_bytes(RunRecord, path.read_bytes()) == record
     assert [file.name for file in tmp_path.iterdir()] == ["run.secret"]
+
+
+@pytest.mark.parametrize("library", ["Crypto.Protocol.SecretSharing", "cryptography.hazmat.primitives"])
+def test_without_its_libraries_the_remedy_is_named(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(FedsslError, match=rf"{library} is not installed: pip install 'fedssl\[secure\]'"):
+        importlib.reload(secure)

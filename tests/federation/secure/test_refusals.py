@@ -314,7 +314,7 @@ def test_what_a_bad_site_sends_is_refused_by_the_server_with_its_name():
     for changes in ({"seeds": {}}, {"keys": {}}, {"keys": answer.keys | {"lyon": bytes(32)}}):
         with pytest.raises(FedsslError, match="site delft: other shares than those asked"):
             one.coordinator.take_unmasking(replace(answer, **changes))
-    with pytest.raises(FedsslError, match="site turin: .* in which it has no part"):
+    with pytest.raises(FedsslError, match=r"site turin: .* in which it has no part"):
         one.coordinator.take_unmasking(replace(answer, name="turin"))
 
 

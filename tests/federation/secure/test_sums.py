@@ -54,7 +54,7 @@ def test_the_smallest_and_a_large_set(asked, gone):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_fewer_than_the_threshold_end_the_round_and_nothing_is_learnt(stage):
-    with pytest.raises(RoundError, match="2 of 5 sites .*, 3 are needed: nothing was learnt"):
+    with pytest.raises(RoundError, match=r"2 of 5 sites .*, 3 are needed: nothing was learnt"):
         summed(**{stage: ("berlin", "lyon", "turin")}).total()
 
 

@@ -26,7 +26,7 @@ NEEDED = 1.5  # CPU seconds a peer
 
 def bare_pass(values: int) -> None:
     stream = Cipher(algorithms.AES256(secrets.token_bytes(32)), modes.CTR(bytes(16))).encryptor()
-    zeros, buffer = bytes(4 * AT_ONCE), bytearray(4 * AT_ONCE)
+    zeros, buffer = bytes(4 * AT_ONCE), bytearray(4 * AT_ONCE + 16)
     for start in range(0, values, AT_ONCE):
         stream.update_into(zeros[: 4 * min(AT_ONCE, values - start)], buffer)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedssl.errors import FedsslError, RoundError
@@ -68,7 +68,7 @@ def test_the_sum_says_the_weighted_average_and_the_counter_stays():
     assert total.weights.buffers["bn.num_batches_tracked"] == 7
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_the_sum_of_the_vectors_is_exact(data):
     """As whole numbers in Python, which never wrap; the average is off by no more than is stated."""

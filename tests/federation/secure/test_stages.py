@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_parties import NAMES, Sum, call_to, make_members, random_vectors, restarted, roster_of
 
@@ -121,7 +121,7 @@ def receivers(kind):
 
 
 @pytest.mark.parametrize("message", EACH, ids=KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_arrives_is_taken_or_a_fedssl_error(message, data):
     take = receivers(type(message).__name__)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_parties import NAMES, Sum, make_members, random_vectors, restarted, site_names, summed
 
@@ -26,7 +26,7 @@ def members_of(count):
     return met[count]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_dropouts_at_any_stage(data):
     """As long as t are left at every stage."""

@@ -18,7 +18,7 @@ def add_stream(vector: Vector, key: bytes, subtract: bool = False) -> None:
     """Adds the keystream of a key to the vector, in place."""
     change = np.subtract if subtract else np.add
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-    buffer = bytearray(4 * AT_ONCE)
+    buffer = bytearray(4 * AT_ONCE + 16)  # a block to spare: older versions of the library ask for it
     numbers = np.frombuffer(buffer, "<u4")
     for start in range(0, vector.size, AT_ONCE):
         piece = vector[start : start + AT_ONCE]

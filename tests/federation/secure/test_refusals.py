@@ -12,6 +12,7 @@ from fedssl.federation.secure.coordinator import Coordinator
 from fedssl.federation.secure.keys import Identity, public_key
 from fedssl.federation.secure.member import Member, new_record
 from fedssl.federation.secure.stages import (
+    Delivered,
     Delivery,
     KeyAdvert,
     RoundKey,
@@ -160,6 +161,17 @@ def test_a_mask_key_that_the_server_swapped_is_refused():
     ):
         delivery = changed_share(one, "berlin", "delft", key=replace(key, **changes))
         refuses(one.members["berlin"].mask, delivery, one.vectors["berlin"], about="site delft: its signature does not")
+
+
+@pytest.mark.parametrize(("names", "threshold"), [(NAMES[:4], 3), (NAMES, 4)])
+def test_sites_that_were_told_of_different_sets_or_thresholds_do_not_go_on(names, threshold):
+    members = make_members()
+    members["berlin"].share(call_to())
+    others = [members[name].share(call_to(names, threshold)) for name in NAMES[1:4]]
+    delivery = Delivery(call_to().session, tuple(Delivered(one.key, one.boxes["berlin"]) for one in others))
+    refuses(
+        members["berlin"].mask, delivery, np.zeros(50, np.uint32), about="site delft: its signature does not verify"
+    )
 
 
 def test_a_share_for_another_or_of_another_attempt_or_altered_is_refused():

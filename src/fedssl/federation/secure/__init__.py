@@ -1,0 +1,13 @@
+"""Secure aggregation: the server learns the sum of the clients' vectors, and of one client's nothing.
+
+Double masking with dropouts (Bonawitz et al., 2017), for tens of sites. No transport is known here: members and a
+coordinator make and take messages, in one process or through a server that nobody trusts.
+"""
+
+from fedssl.errors import FedsslError
+
+try:
+    import Crypto.Protocol.SecretSharing  # noqa: F401
+    import cryptography.hazmat.primitives  # noqa: F401
+except ImportError as error:
+    raise FedsslError(f"secure aggregation: {error.name} is not installed: pip install 'fedssl[secure]'") from None

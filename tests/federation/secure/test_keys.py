@@ -1,0 +1,96 @@
+"""Who a site is: key files as a deployment makes them, rosters, and files that only their owner reads."""
+
+import importlib
+import stat
+import sys
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from fedssl.deployment.certificates import make_node_key
+from fedssl.errors import FedsslError
+from fedssl.federation import secure
+from fedssl.federation.secure.keys import (
+    Identity,
+    context,
+    derive,
+    new_private_key,
+    pair_secret,
+    public_key,
+    read_roster,
+    verify,
+    write_secret,
+)
+from fedssl.federation.secure.member import RunRecord, new_record
+from fedssl.federation.secure.stages import from_bytes, to_bytes
+
+
+def test_the_keys_of_a_deployment_sign_and_verify(tmp_path):
+    private, _ = make_node_key(tmp_path, "berlin")
+    make_node_key(tmp_path, "delft")
+    identity, roster = Identity.read(private, "berlin"), read_roster(tmp_path, ["berlin", "delft"])
+    signature = identity.sign(b"statement")
+    verify(roster, "berlin", signature, b"statement")
+    for name, text in (("delft", b"statement"), ("berlin", b"another"), ("oslo", b"statement")):
+        with pytest.raises(FedsslError, match=f"^site {name}: "):
+            verify(roster, name, signature, text)
+
+
+def test_rosters_with_one_key_or_name_twice_or_a_missing_file_are_refused(tmp_path):
+    _, public = make_node_key(tmp_path, "berlin")
+    (tmp_path / "delft.pub").write_bytes(public.read_bytes())
+    with pytest.raises(FedsslError, match="sites berlin and delft have the same key"):
+        read_roster(tmp_path, ["berlin", "delft"])
+    with pytest.raises(FedsslError, match="site berlin is in the list twice"):
+        read_roster(tmp_path, ["berlin", "berlin"])
+    with pytest.raises(FedsslError, match=r"lyon\.pub: no public key of a node"):
+        read_roster(tmp_path, ["berlin", "lyon"])
+
+
+@pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()])
+def test_other_kinds_of_keys_and_rubbish_are_refused(tmp_path, key):
+    private, public = tmp_path / "berlin.key", tmp_path / "berlin.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    with pytest.raises(FedsslError, match=r"berlin\.key: no P-384 key"):
+        Identity.read(private, "berlin")
+    with pytest.raises(FedsslError, match=r"berlin\.pub: no P-384 key"):
+        read_roster(tmp_path, ["berlin"])
+    for path in (private, public):
+        path.write_bytes(b"rubbish \xff\x00")
+    with pytest.raises(FedsslError, match=r"berlin\.key: no private key of a node"):
+        Identity.read(private, "berlin")
+    with pytest.raises(FedsslError, match=r"berlin\.pub: no public key of a node"):
+        read_roster(tmp_path, ["berlin"])
+
+
+def test_two_sites_derive_one_secret_for_each_purpose():
+    mine, yours = new_private_key(), new_private_key()
+    about = context("box key", "run-1", "berlin", "delft")
+    ours = pair_secret(mine, public_key(yours), about)
+    assert ours == pair_secret(yours, public_key(mine), about)
+    others = [context("box key", "run-2", "berlin", "delft"), context("pair mask", "run-1", "berlin", "delft")]
+    assert len({ours, *(pair_secret(mine, public_key(yours), other) for other in others)}) == 3
+
+
+def test_contexts_cannot_be_mistaken_for_each_other():
+    lists = [("a", "b", "c"), ("a", "bc"), ("a", ["b", "c"]), ("a", "b", ["c"]), ("a", '"b", "c"'), ("ab", "c")]
+    assert len({context(*facts) for facts in lists}) == len(lists)
+    assert derive(b"s" * 32, context("a", "1")) != derive(b"s" * 32, context("a", 1))
+
+
+def test_a_record_on_disk_is_for_its_owner_alone(tmp_path):
+    path, record = tmp_path / "run.secret", new_record("run-1")
+    for _ in range(2):  # also when it replaces an older one
+        write_secret(path, to_bytes(record))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert from_bytes(RunRecord, path.read_bytes()) == record
+    assert [file.name for file in tmp_path.iterdir()] == ["run.secret"]
+
+
+@pytest.mark.parametrize("library", ["Crypto.Protocol.SecretSharing", "cryptography.hazmat.primitives"])
+def test_without_its_libraries_the_remedy_is_named(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(FedsslError, match=rf"{library} is not installed: pip install 'fedssl\[secure\]'"):
+        importlib.reload(secure)

@@ -52,6 +52,7 @@ class Running:
         self.profile = ProfileBook(config.run.profile, folder)
         self.results: dict[str, Any] = {}  # the full evaluations: initial, final
         self.seconds_before = 0.0  # in earlier processes
+        self.evaluating = 0.0  # core-seconds, since the last record
         self.started = time.perf_counter()
 
     def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -95,8 +96,7 @@ class Running:
         self.folder.cut_back(-1)  # a process that was killed here before may have left a line
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
         state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
-        with self.profile.clock.part("evaluation"):
-            self.results["initial"] = self._evaluate(state, full=True)
+        self.results["initial"] = self._measure(state, full=True)
         self._keep(state, {"round": 0, "clients": [], **self.results["initial"]})
         self.profile.end_round()
         return state
@@ -115,8 +115,7 @@ class Running:
         last, every = round_number == self.config.run.rounds, self.config.evaluation.every
         measured = {}
         if last or (every and round_number % every == 0):
-            with self.profile.clock.part("evaluation"):
-                measured = self._evaluate(outcome.state, full=last)
+            measured = self._measure(outcome.state, full=last)
         if last:
             self.results["final"] = measured
         self._record_failures(outcome.failures)
@@ -124,6 +123,9 @@ class Running:
 
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
+        training = sum(client.get("core_seconds", 0.0) for client in record["clients"])
+        record["core_seconds"] = {"training": training, "evaluation": self.evaluating}
+        self.evaluating = 0.0
         self.totals.add(record)
         with self.profile.clock.part("state"):
             self.folder.append_round(record)
@@ -172,6 +174,14 @@ class Running:
             "clients": clients,
             **({"failures": failed} if failed else {}),
         }
+
+    def _measure(self, state: ServerState, full: bool) -> dict[str, float]:
+        """The global encoder's numbers, and what it cost to find them."""
+        started = time.process_time()
+        with self.profile.clock.part("evaluation"):
+            measured = self._evaluate(state, full)
+        self.evaluating += time.process_time() - started
+        return measured
 
     def _evaluate(self, state: ServerState, full: bool) -> dict[str, float]:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""

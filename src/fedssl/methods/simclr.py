@@ -1,5 +1,7 @@
 """SimCLR: find the other view of an image among all projections of the batch."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from fedssl.methods.base import SiameseMethod
@@ -22,5 +24,6 @@ class SimCLR(SiameseMethod):
         super().__init__(Encoder(backbone, mlp(feature_size, heads)))
         self.temperature = temperature
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
-        return nt_xent(self.online_encoder(view_1), self.online_encoder(view_2), self.temperature)
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        z1, z2 = map(self.online_encoder, views)
+        return nt_xent(z1, z2, self.temperature)

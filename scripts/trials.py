@@ -34,8 +34,9 @@ def listed(path: Path = LIST) -> dict[str, Record]:
     return trials
 
 
-def run_one(name: str, trial: Record) -> Record:
-    folder = RUNS / name
+def run_one(name: str, trial: Record, runs: Path = RUNS) -> Record:
+    """Runs one trial, or what is left of it, and makes its record from the run folder."""
+    folder = runs / name
     summary = load(trial["preset"], trial["settings"]).run(folder).summary
     environment = read_json(folder / "environment.json")
     return {
@@ -72,7 +73,7 @@ def run_all() -> None:
     while waiting := [name for name in listed() if not (RECORDS / f"{name}.json").exists()]:
         record = run_one(waiting[0], listed()[waiting[0]])
         (RECORDS / f"{waiting[0]}.json").write_text(json.dumps(record, indent=1) + "\n")
-        print(_row(record), flush=True)
+        print(row(record), flush=True)
 
 
 def records() -> Iterator[Record]:
@@ -87,7 +88,7 @@ def fair_random(record: Record, measure: str) -> float:
     return max(record["random"][measure], record["random"][f"{measure}_reestimated"])
 
 
-def _row(record: Record) -> str:
+def row(record: Record) -> str:
     changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
     trained, spent = record["validation"], record["core_seconds"]
     random = {measure: fair_random(record, measure) for measure in ("knn", "linear")}
@@ -104,7 +105,7 @@ def _row(record: Record) -> str:
 
 def table() -> str:
     head = "| trial | settings | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |\n"
-    return head + "|---|---|---|---|---|---|\n" + "".join(f"{_row(record)}\n" for record in records())
+    return head + "|---|---|---|---|---|---|\n" + "".join(f"{row(record)}\n" for record in records())
 
 
 def with_tables(text: str) -> str:

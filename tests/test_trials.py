@@ -2,6 +2,7 @@
 
 import pytest
 import trials
+from small import TINY
 
 from fedssl.presets import load_config
 
@@ -32,3 +33,15 @@ def test_every_record_is_that_of_a_listed_trial():
 def test_the_fair_baseline_is_the_better_one():
     record = {"random": {"knn": 30.0, "knn_reestimated": 33.0, "linear": 36.0, "linear_reestimated": 35.0}}
     assert (trials.fair_random(record, "knn"), trials.fair_random(record, "linear")) == (33.0, 36.0)
+
+
+def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):
+    quick = {**TINY, "data.validation_images": 20, "evaluation.linear_probe": True, "evaluation.linear_epochs": 2}
+    trial = {"preset": "smoke", "settings": {**quick, "network.stem": "whitened"}, "set": {"network.stem": "whitened"}}
+    record = trials.run_one("tiny", trial, tmp_path)
+    assert record["command"].endswith("--set evaluation.linear_epochs=2 --set network.stem=whitened")
+    assert (
+        set(record["validation"]) == {"knn", "knn_reestimated", "linear", "linear_reestimated"} == set(record["random"])
+    )
+    assert min(record["core_seconds"].values()) >= 0
+    assert trials.row(record).startswith("| `tiny` | network.stem whitened |")

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report check-loggers check-flower bench soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower bench results soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -17,7 +17,8 @@ help:
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
-	@echo "make soak    kills at random instants, a full disk, ten thousand rounds, made-up replies (half an hour)"
+	@echo "make results  the tables of docs/results.md from the records in results/"
+	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
@@ -56,6 +57,9 @@ check-report: $(STAMP)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
+
+results: $(STAMP)
+	$(BIN)/python scripts/trials.py tables
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults:tests/engines $(BIN)/python scripts/soak.py

@@ -192,14 +192,14 @@ def run_round(
 # --- the limit -------------------------------------------------------------------------------------------------------
 
 
-def bare_steps(method: BYOL, views: tuple[Tensor, Tensor], count: int) -> None:
+def bare_steps(method: BYOL, views: list[Tensor], count: int) -> None:
     """Training steps alone, on views that are already in memory: what no training loop can be faster than."""
     optimizer = torch.optim.SGD(
         method.trained_parameters(), lr=LR, momentum=SGD_MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
     )
     method.train()
     for _ in range(count):
-        loss = method.loss(*views)
+        loss = method.loss(views)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

@@ -18,7 +18,7 @@ from measuring import Row, contest, faster, within
 
 from fedssl.allocator import keep_freed_memory
 from fedssl.build import build
-from fedssl.data.augmentations import Recipe, two_views
+from fedssl.data.augmentations import Recipe, make_views
 from fedssl.data.synthetic import synthetic_images
 from fedssl.engines.in_process import InProcessEngine
 from fedssl.federation.client_store import ClientStore
@@ -80,7 +80,7 @@ def our_loop(case: Case) -> Callable[[], object]:
 
 def bare_steps(case: Case) -> Callable[[], object]:
     keep_freed_memory()
-    views = two_views(case.pixels()[: case.batch_size], RECIPE, torch.Generator().manual_seed(0))
+    views = make_views(case.pixels()[: case.batch_size], RECIPE, torch.Generator().manual_seed(0))
     return partial(plain.bare_steps, case.fedssl(), views, CLIENTS * case.steps)
 
 

@@ -89,6 +89,14 @@ def test_summary(finished):
     assert summary["data"]["clients"] == [20, 20, 20, 20]
 
 
+def test_core_seconds_are_those_of_all_clients_and_evaluations(finished):
+    records, spent = RunFolder(finished.folder).read_rounds(), finished.summary["core_seconds"]
+    clients = [client for record in records for client in record["clients"]]
+    assert spent["training"] == pytest.approx(sum(client["core_seconds"] for client in clients))
+    assert spent["evaluation"] == pytest.approx(sum(record["core_seconds"]["evaluation"] for record in records))
+    assert min(spent.values()) > 0
+
+
 def test_environment(finished):
     environment = json.loads((finished.folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == metadata.version("torch")

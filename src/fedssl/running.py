@@ -63,6 +63,7 @@ class Running:
         self.correct: dict[str, str] = {}  # which test images the encoder got right before training, at its best
         self.noise: dict[str, str] = {}  # by which the key of the noise is known again
         self.seconds_before = 0.0  # in earlier processes
+        self.evaluating = 0.0  # core-seconds, since the last record
         self.started = time.perf_counter()
 
     def run(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -107,8 +108,7 @@ class Running:
         self.folder.cut_back(-1, {})  # a process that was killed here before may have left a line
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
         state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
-        with self.profile.clock.part("evaluation"):
-            measured = self._evaluate(state, full=True)
+        measured = self._measure(state, full=True)
         self.results["initial"] = measured.values
         for measure in MEASURES:
             if best := Best.of(measured.values, measure):
@@ -147,8 +147,7 @@ class Running:
         last, every = round_number == self.config.run.rounds, self.config.evaluation.every
         measured = Measured({})
         if last or (every and round_number % every == 0):
-            with self.profile.clock.part("evaluation"):
-                measured = self._evaluate(outcome.state, full=last)
+            measured = self._measure(outcome.state, full=last)
         if last:
             self.results |= {"final": measured.values, "gain": self._gains(measured)}
         self._record_failures(outcome.failures)
@@ -169,6 +168,9 @@ class Running:
 
     def _keep(self, state: ServerState, record: dict[str, Any]) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
+        training = sum(client.get("core_seconds", 0.0) for client in record["clients"])
+        record["core_seconds"] = {"training": training, "evaluation": self.evaluating}
+        self.evaluating = 0.0
         self.totals.add(record)
         with self.profile.clock.part("state"):
             self.folder.append_round(record)
@@ -230,6 +232,14 @@ class Running:
             "clients": clients,
             **({"failures": failed} if failed else {}),
         }
+
+    def _measure(self, state: ServerState, full: bool) -> Measured:
+        """The global encoder's numbers, and what it cost to find them."""
+        started = time.process_time()
+        with self.profile.clock.part("evaluation"):
+            measured = self._evaluate(state, full)
+        self.evaluating += time.process_time() - started
+        return measured
 
     def _evaluate(self, state: ServerState, full: bool) -> Measured:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedssl.data.augmentations import RECIPES, Recipe, apply_parameters, augment, draw_parameters, two_views
+from fedssl.data.augmentations import RECIPES, Recipe, apply_parameters, augment, draw_parameters, make_views
 from fedssl.errors import FedsslError
 from fedssl.settings import settings_of
 
@@ -83,7 +83,7 @@ def test_nothing_to_do_leaves_the_image():
 
 
 def test_views_are_floats_in_range_channels_last_and_differ():
-    first, second = two_views(PIXELS, Recipe(blur=0.5), generator())
+    first, second = make_views(PIXELS, Recipe(blur=0.5), generator())
     for view in (first, second):
         assert view.dtype == torch.float32
         assert view.shape == PIXELS.shape
@@ -96,12 +96,12 @@ def test_views_are_floats_in_range_channels_last_and_differ():
 
 
 def test_by_generator_only():
-    first, again, other = (two_views(PIXELS, Recipe(), generator(seed)) for seed in (1, 1, 2))
+    first, again, other = (make_views(PIXELS, Recipe(), generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
     state = torch.get_rng_state()
-    two_views(PIXELS, Recipe(), generator())
+    make_views(PIXELS, Recipe(), generator())
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -109,7 +109,7 @@ def test_by_generator_only():
 def test_two_views_are_one_view_twice(count):
     stream = generator(4)
     one_by_one = [augment(PIXELS[:count], Recipe(blur=0.5), stream) for _ in range(2)]
-    for view, expected in zip(two_views(PIXELS[:count], Recipe(blur=0.5), generator(4)), one_by_one, strict=True):
+    for view, expected in zip(make_views(PIXELS[:count], Recipe(blur=0.5), generator(4)), one_by_one, strict=True):
         assert torch.equal(view, expected)
 
 
@@ -212,3 +212,9 @@ def test_bad_recipe_and_images():
         Recipe(crop_scale_min=0.5, crop_scale_max=0.2)
     with pytest.raises(FedsslError, match="2 channels"):
         augment(PIXELS[:, :2], Recipe(), generator())
+
+
+def test_more_views_go_on_where_two_end():
+    two, three = (make_views(PIXELS, Recipe(), generator(), count) for count in (2, 3))
+    assert [torch.equal(a, b) for a, b in zip(two, three, strict=False)] == [True, True]
+    assert not torch.equal(three[2], three[0])

@@ -31,7 +31,7 @@ PRESETS = {
     "MoCo": ("smoke", SETTINGS | {"method.name": "mocov2", "update_rule.name": "replace", "method.queue_size": 24}),
     "FedU": ("smoke+fedu", SETTINGS),
 }
-TIMES = ("seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times
+TIMES = ("seconds", "core_seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times
 
 
 def experiment(name, **changes):

@@ -8,7 +8,7 @@ from small import make_images, make_method
 from torch import nn
 
 from fedssl.build import build
-from fedssl.data.augmentations import Recipe, two_views
+from fedssl.data.augmentations import Recipe, make_views
 from fedssl.errors import FedsslError
 from fedssl.federation.local_training import LocalTraining, Stepper, train_locally, training_seed
 from fedssl.methods import METHODS
@@ -64,8 +64,8 @@ def test_one_step_equals_sgd_written_by_hand():
     train_locally(method, pixels, Recipe(), training, lr=0.1, seed=5)
 
     order = torch.randperm(8, generator=torch_stream(5, "order"))
-    views = two_views(pixels[order], Recipe(), torch_stream(5, "augment"))
-    twin.loss(*views).backward()
+    views = make_views(pixels[order], Recipe(), torch_stream(5, "augment"))
+    twin.loss(views).backward()
     with torch.no_grad():
         for parameter in [*twin.online_encoder.parameters(), *twin.predictor.parameters()]:
             parameter -= 0.1 * (parameter.grad + 0.01 * parameter)
@@ -102,9 +102,9 @@ def test_every_image_is_seen_once_an_epoch():
     seen = []
 
     class Spy(SiameseMethod):
-        def loss(self, view_1, view_2):
-            seen.extend(view_1.mean(dim=(1, 2, 3)).tolist())
-            return self.online_encoder(view_1).sum() * 0
+        def loss(self, views):
+            seen.extend(views[0].mean(dim=(1, 2, 3)).tolist())
+            return self.online_encoder(views[0]).sum() * 0
 
     method = Spy(Encoder(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)))
     pixels = (torch.arange(16, dtype=torch.uint8) * 10)[:, None, None, None].expand(16, 3, 4, 4).contiguous()
@@ -169,8 +169,8 @@ def plain_training(method, pixels, settings, lr, seed, memory_format):
     for _ in range(settings.epochs):
         order = torch.randperm(len(pixels), generator=order_stream)
         for chosen in order.split(settings.batch_size)[: len(pixels) // settings.batch_size]:
-            views = two_views(pixels[chosen], Recipe(), augment_stream)
-            loss = method.loss(*(view.contiguous(memory_format=memory_format) for view in views))
+            views = make_views(pixels[chosen], Recipe(), augment_stream)
+            loss = method.loss([view.contiguous(memory_format=memory_format) for view in views])
             gradients = torch.autograd.grad(loss, trained)
             with torch.no_grad():
                 for parameter, gradient, speed in zip(trained, gradients, velocity, strict=True):
@@ -276,7 +276,7 @@ def test_compiled_training_gives_the_same_losses_round_after_round(name, monkeyp
 def test_a_step_never_asks_its_device_for_a_value(name):
     """On the meta device tensors have no values: code that looked at one, and made a GPU wait, would fail here."""
     method = make_method(name).to("meta")
-    views = two_views(make_images(8).pixels.to("meta"), Recipe(blur=0.5), torch_stream(0, "augment"))
+    views = make_views(make_images(8).pixels.to("meta"), Recipe(blur=0.5), torch_stream(0, "augment"))
     stepper = Stepper(method, LocalTraining(), 0.1, torch.device("meta"))
-    assert stepper.step(*views).shape == ()
-    assert stepper.last_step(*views)[1].shape[0] == 8
+    assert stepper.step(views).shape == ()
+    assert stepper.last_step(views)[1].shape[0] == 8

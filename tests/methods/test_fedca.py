@@ -53,7 +53,7 @@ def test_the_whole_loss_against_numpy():
     method.receive({"dictionary": unit(7, 8), "aligned": unit(5, 8, seed=1)})
     with torch.no_grad():
         torch.manual_seed(4)
-        loss = method.loss(a, b).item()
+        loss = method.loss([a, b]).item()
         torch.manual_seed(4)
         drawn = torch.randint(5, (6,))
         z1, z2 = method.online_encoder(a).double().numpy(), method.online_encoder(b).double().numpy()
@@ -65,14 +65,16 @@ def test_the_whole_loss_against_numpy():
 
 def test_without_dictionary_and_public_images_it_is_simclr():
     method, (a, b) = make_method("fedca").eval(), views()
-    assert method.loss(a, b).item() == pytest.approx(make_method("simclr", temperature=0.1).eval().loss(a, b).item())
+    assert method.loss([a, b]).item() == pytest.approx(
+        make_method("simclr", temperature=0.1).eval().loss([a, b]).item()
+    )
 
 
 def test_the_base_decides_and_gradients_reach_the_encoder_only_from_the_online_side():
     method, (a, b) = make_method("fedca", align_weight=1.0), views()
     method.public = make_images(4).pixels
     method.receive({"aligned": unit(4, 8)})
-    method.loss(a, b).backward()
+    method.loss([a, b]).backward()
     assert all(parameter.grad is None for parameter in method.target_encoder.parameters())
     assert method.aligned.grad is None
     assert not method.dictionary.requires_grad
@@ -86,7 +88,7 @@ def test_the_last_projections_of_the_momentum_copy_are_shared():
     method.start_round()
     copies = []
     for view in (a, b):
-        method.loss(view, a)
+        method.loss([view, a])
         with torch.no_grad():
             copies.append(F.normalize(method.target_encoder(view), dim=1))  # training mode: of this batch's statistics
     sent = method.payload()["projections"]

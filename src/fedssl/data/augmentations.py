@@ -1,4 +1,4 @@
-"""Two augmented views of each image: SimCLR's recipe for a whole batch of tensors, with parameters drawn per image."""
+"""Augmented views of each image: SimCLR's recipe for a whole batch of tensors, with parameters drawn per image."""
 
 import math
 from collections.abc import Callable
@@ -69,14 +69,14 @@ class Parameters:
     sigma: Tensor  # of the blur, in pixels
 
 
-def two_views(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two independent views of uint8 images N x C x H x W: float32 in [0, 1], channels last, on the images' device."""
+def make_views(pixels: Tensor, recipe: Recipe, generator: torch.Generator, count: int = 2) -> list[Tensor]:
+    """Independent views of uint8 images N x C x H x W: float32 in [0, 1], channels last, on the images' device."""
     size = (pixels.shape[2], pixels.shape[3])
-    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for _ in range(2)]
-    both = Parameters(**{name: torch.cat([drawn[0][name], drawn[1][name]]) for name in drawn[0]})
+    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for _ in range(count)]
+    together = Parameters(**{name: torch.cat([one[name] for one in drawn]) for name in drawn[0]})
     # Together: small batches are slow by the number of operations, not of pixels.
-    views = apply_parameters(torch.cat([pixels, pixels]), both, recipe.output_size)
-    return views[: len(pixels)], views[len(pixels) :]
+    views = apply_parameters(torch.cat([pixels] * count), together, recipe.output_size)
+    return [views[k * len(pixels) : (k + 1) * len(pixels)] for k in range(count)]
 
 
 def augment(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:

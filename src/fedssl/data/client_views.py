@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.data.augmentations import Recipe, two_views
+from fedssl.data.augmentations import Recipe, make_views
 from fedssl.data.partition import IntArray, Partition
 from fedssl.seeding import torch_stream
 
@@ -35,7 +35,7 @@ def client_views(pixels: Tensor, partition: Partition, recipe: Recipe, seed: int
             continue
         numbers = held[np.unique(np.linspace(0, len(held) - 1, min(EACH, len(held))).round().astype(np.int64))]
         originals = pixels.index_select(0, torch.from_numpy(numbers))
-        views = two_views(originals, recipe, torch_stream(seed, "shown views", client))
+        views = make_views(originals, recipe, torch_stream(seed, "shown views", client))
         first, second = (view.mul(255).round().to(torch.uint8).numpy() for view in views)
         shown.append(ClientViews(client, numbers, originals.numpy(), first, second))
     return shown

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from fedssl.data.fetch import download, npm_pack, read_files, silent
 from fedssl.data.images import Images
 from fedssl.data.own_images import folder, sites
 from fedssl.data.synthetic import synthetic_images
+from fedssl.data.validation import ZeroIsNone, with_validation
 from fedssl.errors import FedsslError
 from fedssl.settings import Count
 
@@ -24,14 +26,26 @@ ZeroIsAll = Annotated[int, Ge(0)]
 FETCHABLE: dict[str, CifarSpec] = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
 
 
-def cifar10(_progress: Progress = silent, *, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
+def cifar10(
+    _progress: Progress = silent,
+    *,
+    train_images: ZeroIsAll = 0,
+    test_images: ZeroIsAll = 0,
+    validation_images: ZeroIsNone = 0,
+) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in 10 classes; fewer: the first of each class."""
-    return _from_cache("cifar10", train_images, test_images)
+    return _from_cache("cifar10", train_images, test_images, validation_images)
 
 
-def cifar100(_progress: Progress = silent, *, train_images: ZeroIsAll = 0, test_images: ZeroIsAll = 0) -> Dataset:
+def cifar100(
+    _progress: Progress = silent,
+    *,
+    train_images: ZeroIsAll = 0,
+    test_images: ZeroIsAll = 0,
+    validation_images: ZeroIsNone = 0,
+) -> Dataset:
     """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in 100 classes; fewer: the first of each class."""
-    return _from_cache("cifar100", train_images, test_images)
+    return _from_cache("cifar100", train_images, test_images, validation_images)
 
 
 def synthetic(
@@ -42,14 +56,16 @@ def synthetic(
     test_images: Count = 500,
     classes: Count = 10,
     seed: int = 0,
+    validation_images: ZeroIsNone = 0,
 ) -> Dataset:
     """Textured shapes, made on the spot; the class is shape and texture, not colour."""
-    return Dataset(
+    made = Dataset(
         name="synthetic",
         train=synthetic_images(train_images, classes, image_size, seed, "train"),
         test=synthetic_images(test_images, classes, image_size, seed, "test"),
         source=f"made from seed {seed}",
     )
+    return with_validation(made, validation_images)
 
 
 # Each is called with a `Progress`, for what takes long, and with its settings.
@@ -116,18 +132,16 @@ def _is_cached(target: Path) -> bool:
     return True
 
 
-def _from_cache(name: str, train_images: int, test_images: int) -> Dataset:
+def _from_cache(name: str, train_images: int, test_images: int, validation_images: int) -> Dataset:
+    """Validation images are chosen first, so that they are the same ones however many are trained on."""
     folder = data_folder() / name
     paths = folder / "train.safetensors", folder / "test.safetensors"
     if not all(path.is_file() for path in paths):
         raise FedsslError(f"{name} is not in {folder.parent}: run `fedssl data fetch {name}`")
     (train, source), (test, _) = map(load_images, paths)
-    return Dataset(
-        name,
-        _first_of_each_class(train, train_images, "data.train_images"),
-        _first_of_each_class(test, test_images, "data.test_images"),
-        source,
-    )
+    test = _first_of_each_class(test, test_images, "data.test_images")
+    whole = with_validation(Dataset(name, train, test, source), validation_images)
+    return replace(whole, train=_first_of_each_class(whole.train, train_images, "data.train_images"))
 
 
 def _first_of_each_class(images: Images, count: int, field: str) -> Images:

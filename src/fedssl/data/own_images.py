@@ -25,6 +25,7 @@ from fedssl.data.labelled import HeldOut
 from fedssl.data.manifest import find_in_manifest
 from fedssl.data.partition import Owners
 from fedssl.data.samples import Found, Part, Sample, by_number, printable, shortened
+from fedssl.data.validation import ZeroIsNone, with_validation
 from fedssl.errors import FedsslError
 from fedssl.extras import need
 from fedssl.seeding import numpy_stream
@@ -60,6 +61,7 @@ def folder(
     eval_test: Place = "",
     test_fraction: HeldOut = 0.0,
     strict: bool = False,
+    validation_images: ZeroIsNone = 0,
 ) -> Dataset:
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
     _need_readers(eval_train, eval_test)
@@ -77,7 +79,7 @@ def folder(
         raise FedsslError(f"data.path: {found.place}: no image there can be used{reader.in_short()}")
     evaluated = _evaluated_classes(train, learn, test)
     classes = evaluated + [name for name in train.class_names() if name not in evaluated]
-    return Dataset(
+    dataset = Dataset(
         name="folder",
         train=train.images(classes),
         test=test.images(evaluated) if test else None,
@@ -89,6 +91,7 @@ def folder(
         refused=tuple(reader.refused),
         remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
     )
+    return with_validation(dataset, validation_images)
 
 
 def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:

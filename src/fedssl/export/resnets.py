@@ -24,6 +24,8 @@ def check_resnet(library: str) -> Callable[[About], None]:
         instead = "choose safetensors, onnx, torch-export or hub"
         if name not in BLOCKS:
             raise FedsslError(f"--to {library}: it has no network like {name}, only ResNets: {instead}")
+        if network.get("stem", "learned") != "learned":
+            raise FedsslError(f"--to {library}: its ResNets have no {network['stem']} stem (network.stem): {instead}")
         if width != WIDTH:
             raise FedsslError(
                 f"--to {library}: its ResNets begin with {WIDTH} channels, this one with {width} (network.width): "

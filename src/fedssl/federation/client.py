@@ -103,7 +103,7 @@ class Client:
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
     ) -> tuple[ClientState, TrainResult]:
         """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
-        started = time.perf_counter()
+        started, started_working = time.perf_counter(), time.process_time()
         with self.clock.part("rule"):
             task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
             scalars = self._start(state, task)
@@ -134,6 +134,7 @@ class Client:
             "feature_std": report.feature_std,
             "images": report.images,
             "seconds": time.perf_counter() - started,
+            "core_seconds": time.process_time() - started_working,  # of all threads: does not grow with other work
         }
         if state is None and task.accepted_round is not None:
             scalars["started_over"] = 1.0

@@ -1,7 +1,7 @@
 """Operation 1, local training: E epochs of self-supervised learning on one client's images."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedssl.allocator import keep_freed_memory
-from fedssl.data.augmentations import Recipe, two_views
+from fedssl.data.augmentations import Recipe, make_views
 from fedssl.data.images import Pixels
 from fedssl.errors import FedsslError
 from fedssl.methods.base import SiameseMethod
@@ -19,7 +19,7 @@ from fedssl.seeding import derive_seed, global_stream, torch_stream
 from fedssl.settings import Count, Fraction, NonNegative
 from fedssl.stopwatch import Stopwatch
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +76,21 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self.compiled_loss: Loss = torch.compile(method.loss) if settings.compile else method.loss
 
-    def step(self, view_1: Tensor, view_2: Tensor) -> Tensor:
-        return self._step(self.compiled_loss, view_1, view_2)
+    def step(self, views: Sequence[Tensor]) -> Tensor:
+        return self._step(self.compiled_loss, views)
 
-    def last_step(self, view_1: Tensor, view_2: Tensor) -> tuple[Tensor, Tensor]:
+    def last_step(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Also returns the projections that the loss saw last; never compiled, for a compiled loss keeps old hooks."""
         seen: list[Tensor] = []
         hook = self.method.online_encoder.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
         try:
-            return self._step(self.method.loss, view_1, view_2), seen[-1]
+            return self._step(self.method.loss, views), seen[-1]
         finally:
             hook.remove()
 
-    def _step(self, loss_of: Loss, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def _step(self, loss_of: Loss, views: Sequence[Tensor]) -> Tensor:
         with self.autocast:
-            loss = loss_of(view_1, view_2)
+            loss = loss_of(views)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
@@ -131,13 +131,13 @@ def train_locally(
             for step in range(steps):
                 with clock.part("augment"):
                     batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
-                    views = two_views(batch.to(device, non_blocking=True), recipe, augment_stream)
+                    views = make_views(batch.to(device, non_blocking=True), recipe, augment_stream, method.num_views)
                 done = epoch * steps + step + 1
                 with clock.part("steps"):
                     if done < total:
-                        loss_sum += stepper.step(*views)
+                        loss_sum += stepper.step(views)
                     else:
-                        loss, projections = stepper.last_step(*views)
+                        loss, projections = stepper.last_step(views)
                         loss_sum += loss
                 if on_step:
                     on_step(done, total, done * batch_size)

@@ -1,7 +1,7 @@
-"""What a self-supervised method is to the federation: Siamese networks with a loss over two views."""
+"""What a self-supervised method is to the federation: Siamese networks with a loss over views."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 import torch
@@ -16,6 +16,8 @@ class SiameseMethod(nn.Module, ABC):
     Constructor: (backbone, feature_size, heads, *, settings…). Tensors that a client keeps from round to round beside
     the networks (MoCo's queue) are buffers registered on the method itself.
     """
+
+    num_views: int = 2  # of each image, that a loss compares
 
     # Of methods that need images which everybody may see (FedCA): how many, of which dataset ("": the run's own), and
     # for how long the server trains a base on them before round 1. `public` holds them, uint8, once they are chosen.
@@ -34,8 +36,11 @@ class SiameseMethod(nn.Module, ABC):
             self.target_encoder.requires_grad_(False)
 
     @abstractmethod
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
-        """The loss of a batch; each view passes a network in its own forward, unless a method's setting joins them."""
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        """The loss of `num_views` views of a batch.
+
+        Each view passes a network in its own forward, so BatchNorm sees one at a time, unless a setting joins them.
+        """
 
     def after_step(self) -> None:
         """After every optimizer step; momentum methods move their target here."""

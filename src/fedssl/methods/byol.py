@@ -1,5 +1,6 @@
 """BYOL: predict what a slowly moving target encoder makes of the other view."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -34,7 +35,8 @@ class BYOL(SiameseMethod):
         assert self.target_encoder is not None
         self.target_encoder.requires_grad_(not stop_gradient and without_stop_gradient == "paper")
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        view_1, view_2 = views
         assert self.target_encoder is not None
         p1 = self.predictor(self.online_encoder(view_1))
         p2 = self.predictor(self.online_encoder(view_2))

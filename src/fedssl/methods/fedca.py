@@ -4,6 +4,7 @@ After Zhang et al., Federated Unsupervised Representation Learning (2020), which
 says how we read it. FEATURES LEAVE THE CLIENT: the projections that a client shares may tell something of its images.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -58,7 +59,8 @@ class FedCA(SiameseMethod):
     def start_round(self) -> None:
         self.recent = torch.empty(0, self.size)
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        view_1, view_2 = views
         apart = self._apart(view_1)
         z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
         self._remember(view_1)

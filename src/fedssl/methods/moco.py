@@ -1,5 +1,6 @@
 """MoCo v1 and v2: find the key of an image among it and a queue of earlier keys, made by a momentum encoder."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -56,7 +57,8 @@ class MoCo(SiameseMethod):
             self.queue.copy_(self.first_queue)
             self.queue_end.zero_()
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        view_1, view_2 = views
         assert self.target_encoder is not None
         q1 = F.normalize(self.online_encoder(view_1), dim=1)
         q2 = F.normalize(self.online_encoder(view_2), dim=1)

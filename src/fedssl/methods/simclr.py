@@ -1,5 +1,7 @@
 """SimCLR: find the other view of an image among all projections of the batch."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +26,9 @@ class SimCLR(SiameseMethod):
         super().__init__(Encoder(backbone, mlp(feature_size, heads)))
         self.temperature, self.joint_batch = temperature, joint_batch
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
         if self.joint_batch:
-            z1, z2 = self.online_encoder(torch.cat([view_1, view_2])).chunk(2)
+            z1, z2 = self.online_encoder(torch.cat([*views])).chunk(2)
         else:
-            z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
+            z1, z2 = map(self.online_encoder, views)
         return nt_xent(z1, z2, self.temperature)

@@ -1,5 +1,7 @@
 """SimSiam: predict the other view with one encoder, a predictor and a stop-gradient."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from fedssl.methods.base import SiameseMethod
@@ -22,7 +24,8 @@ class SimSiam(SiameseMethod):
         super().__init__(Encoder(backbone, mlp(feature_size, heads)), mlp(heads.out, heads) if predictor else None)
         self.stop_gradient = stop_gradient
 
-    def loss(self, view_1: Tensor, view_2: Tensor) -> Tensor:
+    def loss(self, views: Sequence[Tensor]) -> Tensor:
+        view_1, view_2 = views
         z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
         p1, p2 = self.predictor(z1), self.predictor(z2)
         if self.stop_gradient:

@@ -13,11 +13,13 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedssl.errors import FedsslError
+from fedssl.networks.whitening import Stem, make_stem
 from fedssl.settings import Count
 
 Channels = Annotated[int, Ge(1)]
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
 Init = Literal["he", "pytorch"]
+Stride = Literal[1, 2]
 AllowCode = Sequence[str]  # packages ("mynets") whose code may be imported, or a factory by its whole name
 USUAL_SIZES = (28, 32, 64, 96, 128, 160, 192, 224, 256, 299, 336, 384, 448, 512, 518)  # of networks for one size only
 
@@ -124,8 +126,10 @@ class ResNet(nn.Module):
         channels: int,
         stem_stride: int,
         init: Init,
+        stem: Stem,
     ) -> None:
         super().__init__()
+        self.stem, channels = make_stem(stem, channels)
         self.conv1 = nn.Conv2d(channels, width, 3, stem_stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
@@ -143,32 +147,39 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.relu(self.bn1(self.conv1(images)))
+        x = self.relu(self.bn1(self.conv1(self.stem(images))))
         for number in range(1, 5):
             x = self.get_submodule(f"layer{number}")(x)
         return self.pool(x).flatten(1)  # type: ignore[no-any-return]
 
 
-def resnet18(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
+def resnet18(
+    channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
+) -> ResNet:
     """ResNet-18 as in the paper's appendix (11.17 M parameters at width 64)."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride, init)
+    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride, init, stem)
 
 
-def resnet10(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
+def resnet10(
+    channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
+) -> ResNet:
     """One block a stage: for CPUs."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride, init)
+    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride, init, stem)
 
 
-def resnet50(channels: int, *, width: Count = 64, stem_stride: Literal[1, 2] = 1, init: Init = "he") -> ResNet:
+def resnet50(
+    channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
+) -> ResNet:
     """ResNet-50 as in the paper's appendix (23.5 M parameters at width 64)."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride, init)
+    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride, init, stem)
 
 
 class ConvNet(nn.Module):
     """Four 3x3 convolutions, three of them with stride 2, then the average over positions."""
 
-    def __init__(self, width: int, channels: int, stem_stride: int) -> None:
+    def __init__(self, width: int, channels: int, stem_stride: int, stem: Stem = "learned") -> None:
         super().__init__()
+        self.stem, channels = make_stem(stem, channels)
         widths = [channels, width, 2 * width, 4 * width, 8 * width]
         strides = (stem_stride, 3 - stem_stride, 2, 2)  # halving early makes it cheaper; the last map is the same
         for index, stride in enumerate(strides, start=1):
@@ -179,15 +190,15 @@ class ConvNet(nn.Module):
         self.pool = AveragePool()
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images
+        x = self.stem(images)
         for index in range(1, 5):
             x = self.relu(self.get_submodule(f"bn{index}")(self.get_submodule(f"conv{index}")(x)))
         return self.pool(x).flatten(1)  # type: ignore[no-any-return]
 
 
-def convnet(channels: int, *, width: Count = 32, stem_stride: Literal[1, 2] = 1) -> ConvNet:
+def convnet(channels: int, *, width: Count = 32, stem_stride: Literal[1, 2] = 1, stem: Stem = "learned") -> ConvNet:
     """A small four-layer convnet for CPUs (0.39 M parameters at width 32)."""
-    return ConvNet(width, channels, stem_stride)
+    return ConvNet(width, channels, stem_stride, stem)
 
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {

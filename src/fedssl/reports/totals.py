@@ -12,10 +12,13 @@ class Totals:
         self._mu, self._mus = 0.0, 0
         self._ema, self._rounds = 0.0, 0
         self._bytes = {"bytes_up": 0, "bytes_down": 0}
+        self._core_seconds = {"training": 0.0, "evaluation": 0.0}
         self._loss: float | None = None
         self._failures = 0
 
     def add(self, record: dict[str, Any]) -> None:
+        for name, seconds in record.get("core_seconds", {}).items():  # older records have none
+            self._core_seconds[name] += seconds
         if not record["clients"]:
             return  # round 0
         for client in record["clients"]:
@@ -35,6 +38,7 @@ class Totals:
             "final_loss": self._loss,
             **self._bytes,
             "failures": self._failures,
+            "core_seconds": self._core_seconds,
         }
 
 

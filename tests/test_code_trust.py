@@ -56,7 +56,7 @@ COMMANDS = {
 OTHERS = {
     *("run", "demo", "server", "client", "certificates make", "certificates node", "paper run"),
     *("compare", "ls", "paper", "paper scales", "paper show"),
-    *("presets", "methods", "rules", "aggregators", "privacy", "data fetch", "data inspect", "data clean"),
+    *("presets", "methods", "networks", "rules", "aggregators", "privacy", "data fetch", "data inspect", "data clean"),
 }
 FUNCTIONS = {
     "load_encoder, run": lambda **allowed: load_encoder("run", **allowed),

@@ -27,9 +27,9 @@ from fedssl.evaluation.training import Fitting, fit
 from fedssl.export.programs import write_onnx
 from fedssl.extras import need
 from fedssl.files import new_folder
-from fedssl.finished_run import FinishedRun
 from fedssl.networks.backbones import AllowCode
 from fedssl.reports.data_pictures import confusion_picture
+from fedssl.reports.run_record import SUMMARY, read_summary
 
 MOST_CLASSES = 200  # that a picture of the confusion matrix can show
 
@@ -131,7 +131,7 @@ def _sites(run: str | Path, dataset: Dataset) -> str:
     """A warning where silos were given for classes: these are clients of the run, or look like sites."""
     classes = set(dataset.train.class_names)
     folders = [one.name.split(os.sep)[:-1] for one in dataset.originals]  # noqa: PTH206 - a Path of each would be slow
-    summary = FinishedRun.open(run).summary if (Path(run) / "config.toml").exists() else {}
+    summary = read_summary(Path(run)) if (Path(run) / SUMMARY).exists() else {}
     if classes <= set(summary.get("data", {}).get("client_names", [])):
         return f"the classes {', '.join(sorted(classes))} are clients of the run, sites and not classes: {SILOS}"
     by_folder = {folder[0] if folder else "" for folder in folders} == classes

@@ -47,7 +47,7 @@ def test_a_server_without_images_builds_its_side_and_says_what_it_cannot_do():
     parts = AtSites(FakeGrid([], None), "x", {}).build(config(), silent)
     assert parts.partition.names == ("north", "south")
     assert parts.partition.sizes() == [0, 0]
-    assert parts.monitor.full(None) == parts.monitor.quick(None) == {}
+    assert parts.monitor.full(None).values == parts.monitor.quick(None).values == {}
     assert any("no accuracy can be given" in remark for remark in parts.remarks)
     with pytest.raises(FedsslError, match="shares nothing"):
         AtSites(FakeGrid([], None), "x", {}).build(config("sites+standalone"), silent)

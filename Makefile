@@ -56,13 +56,13 @@ check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 bench: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench
 
 results: $(STAMP)
-	$(BIN)/python scripts/trials.py tables
+	$(BIN)/python -m scripts.trials tables
 
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/faults:tests/engines $(BIN)/python scripts/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """Seconds and memory of every aggregator for the paper's ResNet-18 with its heads, uploads mapped from files.
 
-    PYTHONPATH=src python benchmarks/aggregation.py [--clients 5 20] [--repeats 3] [--threads 1]
+    python -m benchmarks.aggregation [--clients 5 20] [--repeats 3] [--threads 1]
 
 Memory is what the process needs beyond the start (Linux: RssAnon, sampled); mapped files are not in it. The median of
 the repeats counts.
@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights
-from fedssl.federation.model_aggregation import AGGREGATORS, Aggregator
+from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.networks.backbones import resnet18
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.weights import Weights
 
 HEADS = HeadSizes(hidden=4096, out=2048)
 

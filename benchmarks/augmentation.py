@@ -1,6 +1,6 @@
 """Views a second on one thread: fedssl's batch augmentation against kornia's and against PIL image by image.
 
-    PYTHONPATH=src python benchmarks/augmentation.py [--batch 128] [--size 32] [--repeats 30]
+    python -m benchmarks.augmentation [--batch 128] [--size 32] [--repeats 30]
 
 The three take turns on the same images with the same recipe, and the least disturbed repeat counts. Kornia draws one
 order of the colour operations a batch, ours and PIL one an image.
@@ -12,12 +12,12 @@ from functools import partial
 
 import kornia.augmentation as K
 import torch
-from measuring import take_turns
 from PIL import Image
-from plain import augment_image, to_tensor
 
-from fedssl.data.augmentations import Recipe, augment
-from fedssl.data.synthetic import synthetic_images
+from benchmarks.measuring import take_turns
+from benchmarks.plain import augment_image, to_tensor
+from fedssl.data.augmentation.views import Recipe, augment
+from fedssl.data.standard.synthetic import synthetic_images
 
 RECIPE = Recipe()
 SCALE = (RECIPE.crop_scale_min, RECIPE.crop_scale_max)

@@ -1,6 +1,6 @@
 """Target 3: the average of 5 clients' weights and the divergence of two, against passes over memory.
 
-    PYTHONPATH=src python benchmarks/averaging.py
+    python -m benchmarks.averaging
 
 The paper's network: 38.46 M parameters a client; one thread. A pass over memory reads every client's weights once (a
 sum is the cheapest reader) and, for the average, writes one new model (a copy is the cheapest writer). The process
@@ -8,14 +8,14 @@ keeps freed memory, as every process does that trains with fedssl.
 """
 
 import torch
-from measuring import Row, take_turns, within
 from torch import Tensor, nn
 
-from fedssl.allocator import keep_freed_memory
+from benchmarks.measuring import Row, take_turns, within
+from fedssl.core.memory import keep_freed_memory
+from fedssl.core.weights import Average, Weights, divergence
 from fedssl.methods.byol import BYOL
 from fedssl.networks.backbones import resnet18
 from fedssl.networks.heads import HeadSizes
-from fedssl.weights import Average, Weights, divergence
 
 CLIENTS, REPEATS = 5, 7
 

@@ -1,7 +1,7 @@
 """Every target of docs/performance.md in one table, which is printed and written as JSON with a plot; about 15 minutes.
 
     make bench
-    PYTHONPATH=src python benchmarks/bench.py [--only training,growth] [--out benchmarks/results]
+    python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]
 
 Each part is a module that can be run alone. One thread, CPU; close what else is running: turns and CPU time make the
 ratios sturdy, but memory and caches are shared with everything on the machine.
@@ -16,23 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import averaging
-import checkpointing
-import evaluation
-import growth
 import matplotlib as mpl
-import startup
 import torch
-import traffic
-import training
-import workers
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from measuring import Row
 from rich.console import Console
 from rich.table import Table
 
-from fedssl.reports.environment import describe_environment
+from benchmarks import averaging, checkpointing, evaluation, growth, startup, traffic, training, workers
+from benchmarks.measuring import Row
+from fedssl.experiment.records.environment import describe_environment
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
     "training": training.rows,

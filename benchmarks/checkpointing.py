@@ -1,6 +1,6 @@
 """Target 5: what it costs to save a round of 5 clients of the paper's network, against a round of two minutes.
 
-    PYTHONPATH=src python benchmarks/checkpointing.py
+    python -m benchmarks.checkpointing
 
 Every client's state (online, predictor, target: 241 MB) and the server's checkpoint (154 MB), sealed by checksums and
 synced to the disk. Clock time. Three rounds pass before it is taken: from then on every round removes as much as it
@@ -13,8 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import Row, within
-
+from benchmarks.measuring import Row, within
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client import weights_of
 from fedssl.federation.client_store import ClientStore

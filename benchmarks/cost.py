@@ -1,6 +1,6 @@
 """What one round costs: CPU seconds and peak memory of a run in a process of its own.
 
-    PYTHONPATH=src python benchmarks/cost.py '{"partition.num_clients": 30}'
+    python -m benchmarks.cost '{"partition.num_clients": 30}'
 
 The settings go on top of the preset `smoke`. Three rounds are run as `fedssl run` does it, with client states and
 checkpoints on disk; the second is timed: every client has a state by then, and the last one ends with an evaluation.
@@ -26,14 +26,14 @@ class Cost:
 
 def cost(settings: dict[str, Any]) -> Cost:
     """Measured in a new process: the peak of this one knows only to rise."""
-    command = [sys.executable, __file__, json.dumps(settings)]
+    command = [sys.executable, "-m", "benchmarks.cost", json.dumps(settings)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return Cost(**json.loads(output.splitlines()[-1]))
 
 
 def cost_here(settings: dict[str, Any]) -> Cost:
-    from fedssl.experiment import load
-    from fedssl.reports.progress import QuietView
+    from fedssl.experiment.experiment import load
+    from fedssl.experiment.progress.views import QuietView
 
     class Stopwatch(QuietView):
         def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A server and clients as processes on loopback, as in docs/deployment.md; training is a single small batch.
 
-PYTHONPATH=src python benchmarks/deployment.py [--clients 3] [--rounds 4] [--network resnet18] [--heads 4096]
+python -m benchmarks.deployment [--clients 3] [--rounds 4] [--network resnet18] [--heads 4096]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Seconds of the linear probe and of kNN on one thread: fedssl's against the usual ways, side by side.
 
-    PYTHONPATH=src python benchmarks/evaluation.py [--train 50000] [--test 10000] [--features 512] [--epochs 5]
+    python -m benchmarks.evaluation [--train 50000] [--test 10000] [--features 512] [--epochs 5]
 
 Linear probe: the same layer, Adam, batches of 512 and number of epochs, from a DataLoader(TensorDataset) in the usual
 way. kNN: the same vote by a plain loop over chunks of 2,000 test images. The two of a pair take turns on the same
@@ -14,13 +14,13 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
-from measuring import Row, faster, take_turns
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.measuring import Row, faster, take_turns
+from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
-from fedssl.evaluation.training import Fitting
 
 CLASSES, K, TEMPERATURE = 10, 200, 0.1
 

@@ -1,6 +1,6 @@
 """Target 4 and the cost curves: CPU time and peak memory of a round against clients, model size and images a client.
 
-    PYTHONPATH=src python benchmarks/growth.py
+    python -m benchmarks.growth
 
 Every point is a run in a process of its own (cost.py). The slope through the logarithms is the exponent: 1 is linear,
 0 is flat. All clients take part in every round.
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cost import Cost, cost
-from measuring import Row, grows, slope, within
-
+from benchmarks.cost import Cost, cost
+from benchmarks.measuring import Row, grows, slope, within
 from fedssl.networks.backbones import resnet18
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 

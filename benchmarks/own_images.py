@@ -1,7 +1,7 @@
 """Own images: how fast they are decoded, and how much memory it takes to train on more of them than fit into it.
 
-    PYTHONPATH=src python benchmarks/own_images.py decoding [--images 400] [--size 224]
-    PYTHONPATH=src python benchmarks/own_images.py memory [--images 100000] [--size 224] [--limit 2.0] [--folder /tmp]
+    python -m benchmarks.own_images decoding [--images 400] [--size 224]
+    python -m benchmarks.own_images memory [--images 100000] [--size 224] [--limit 2.0] [--folder /tmp]
 
 `decoding`: images a second into the cache (decoded, checked, hashed, resized, written), by one thread and by all cores,
 against the usual loop (PIL: open, convert, resize; nothing checked, hashed or written). They take turns on the same
@@ -31,11 +31,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedssl.data import image_cache
-from fedssl.data.decoding import Decoding
-from fedssl.data.fetch import silent
-from fedssl.data.folder import find_in_folder
-from fedssl.data.image_cache import clean, decoded
+from fedssl.core.progress import silent
+from fedssl.data.own import cache as image_cache
+from fedssl.data.own.cache import clean, decoded
+from fedssl.data.own.decoding import Decoding
+from fedssl.data.own.folder import find_in_folder
 
 KINDS = {"photo.jpg": (1600, 1200), "small.jpg": (256, 256), "medium.png": (512, 512)}
 MB = 1 << 20

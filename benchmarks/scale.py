@@ -3,7 +3,7 @@
 Down: all clients fetch the global weights at once and share the server's link. Each trains for a time of its own. Up:
 who is done sends, and shares the link with those who send at that moment; the server averages one after another.
 
-PYTHONPATH=src python benchmarks/scale.py [--throughput MB/s] [--plot docs/scale.svg]
+python -m benchmarks.scale [--throughput MB/s] [--plot docs/scale.svg]
 """
 
 import argparse

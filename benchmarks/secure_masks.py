@@ -1,6 +1,6 @@
 """What secure aggregation costs a round: CPU seconds for the paper's 38.46 M values, one thread.
 
-    PYTHONPATH=src python benchmarks/secure_masks.py [--values 38460000] [--repeats 3] [--sites 10]
+    python -m benchmarks.secure_masks [--values 38460000] [--repeats 3] [--sites 10]
 
 A peer is one mask that a client adds, or the server takes away; a bare pass is AES-256-CTR over as many bytes and
 nothing else. A client of n sites adds n masks (its own and one a peer). The server takes away one for each survivor,
@@ -14,12 +14,12 @@ from hashlib import sha256
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from measuring import take_turns
 
+from benchmarks.measuring import take_turns
+from fedssl.core.weights import Weights
 from fedssl.federation.secure.fixed_point import Vector, decode, encode, layout_of
 from fedssl.federation.secure.masks import AT_ONCE, add_stream
 from fedssl.federation.secure.shares import join, split
-from fedssl.weights import Weights
 
 NEEDED = 1.5  # CPU seconds a peer
 

@@ -1,6 +1,6 @@
 """Target 5: how long the command and the library take to start.
 
-    PYTHONPATH=src python benchmarks/startup.py
+    python -m benchmarks.startup
 
 Each repeat is a new process; CPU time of the least disturbed one, which is what it takes on a quiet machine.
 """
@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 
-from measuring import Row, within
+from benchmarks.measuring import Row, within
 
 REPEATS = 7
 LIMITS = {

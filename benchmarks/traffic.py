@@ -1,10 +1,9 @@
 """Target 7: the bytes a client sends a round, for the paper's network.
 
-PYTHONPATH=src python benchmarks/traffic.py
+python -m benchmarks.traffic
 """
 
-from measuring import Row, within
-
+from benchmarks.measuring import Row, within
 from fedssl.federation.client import weights_of
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.wire import Wire, WireDtype

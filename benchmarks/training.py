@@ -1,6 +1,6 @@
 """Target 1: local training against the usual loop, and a whole round against its bare training steps; one thread.
 
-    PYTHONPATH=src python benchmarks/training.py
+    python -m benchmarks.training
 
 Each side has a process of its own and they take turns; CPU time of the least disturbed turn. The usual loop trains in
 row-major memory on PIL images (plain.py). Bare steps have their views in memory before the clock starts.
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import plain
 import torch
-from measuring import Row, contest, faster, within
 
-from fedssl.allocator import keep_freed_memory
-from fedssl.build import build
-from fedssl.data.augmentations import Recipe, make_views
-from fedssl.data.synthetic import synthetic_images
-from fedssl.engines.in_process import InProcessEngine
+from benchmarks import plain
+from benchmarks.measuring import Row, contest, faster, within
+from fedssl.core.memory import keep_freed_memory
+from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.experiment.build.parts import build
+from fedssl.experiment.config.layers import load_config
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining, train_locally
 from fedssl.federation.rounds import ServerState, run_rounds
 from fedssl.methods.byol import BYOL
 from fedssl.networks.backbones import BACKBONES, feature_size
 from fedssl.networks.heads import HeadSizes
-from fedssl.presets import load_config
 
 RECIPE = Recipe()
 CLIENTS = 2

@@ -1,6 +1,6 @@
 """Target 2: rounds with two worker processes against one, on two cores; both must end with the same bits.
 
-    PYTHONPATH=src python benchmarks/workers.py
+    python -m benchmarks.workers
 
 The two engines take turns, a round each; the first round, in which workers come to life, does not count. Time on the
 clock, of the least disturbed round: unlike CPU time it shows whether two workers get in each other's way, so nothing
@@ -12,13 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import Row, faster, not_measured
-
-from fedssl.build import build
-from fedssl.client_side import for_workers
-from fedssl.engines.processes import ProcessEngine
+from benchmarks.measuring import Row, faster, not_measured
+from fedssl.experiment.backends import for_workers
+from fedssl.experiment.build.parts import build
+from fedssl.experiment.config.layers import load_config
+from fedssl.federation.engines.processes import ProcessEngine
 from fedssl.federation.rounds import ServerState, run_rounds
-from fedssl.presets import load_config
 
 NEEDED, ROUNDS = 1.7, 4
 SETTINGS = {

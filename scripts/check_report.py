@@ -1,4 +1,4 @@
-"""Looks at a report in headless Chromium: `python scripts/check_report.py report.html [--shots FOLDER]`.
+"""Looks at a report in headless Chromium: `python -m scripts.check_report report.html [--shots FOLDER]`.
 
 Checked: nothing on the console, nothing loaded from elsewhere, every figure has a size, every link and summary can be
 reached with the Tab key, nothing sticks out of a narrow window, and it prints. Needs Chromium or Chrome on the PATH (or

@@ -14,10 +14,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fuzz import fuzz
-from harness import CONTEXT, PRESETS, everything, experiment, kill_and_compare
-from small import TINY
-from test_hostile_replies import lie_to_a_server
+from tests.federation.engines.test_hostile_replies import lie_to_a_server
+from tests.helpers.faults import CONTEXT, PRESETS, everything, experiment, kill_and_compare
+from tests.helpers.fuzz import fuzz
+from tests.helpers.small import TINY
 
 LEAST_IN_SAVE, LEAST_POINTS = 5, 25
 SMALL_DISK = 3_000_000  # bytes: enough for some rounds of the tiny run, not for all
@@ -39,7 +39,7 @@ def kills(count, scratch):
 
 def disk_full(scratch):
     """A small disk of its own, in a mount namespace: full in the middle of a run, then with room again."""
-    command = [sys.executable, __file__, "--inside-small-disk", str(scratch / "disk")]
+    command = [sys.executable, "-m", "scripts.soak", "--inside-small-disk", str(scratch / "disk")]
     done = subprocess.run(["unshare", "-rm", *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -50,7 +50,7 @@ def inside_small_disk(folder):
     whole = folder.parent / "whole"
     experiment("BYOL + FedEMA", **QUICK).run(whole)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(folder)], check=True)
-    from fedssl.errors import StorageError
+    from fedssl.core.errors import StorageError
 
     stops, reserve = [], folder / "reserve"
     for room in (0.6, 0.4, 0.2, 0.0):
@@ -91,8 +91,8 @@ def many_rounds(rounds, scratch):
 
 
 def long_child(folder, rounds, said):
-    from fedssl.experiment import load
-    from fedssl.reports.progress import QuietView
+    from fedssl.experiment.experiment import load
+    from fedssl.experiment.progress.views import QuietView
 
     class Looks(QuietView):
         def round_finished(self, record):

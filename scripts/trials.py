@@ -1,7 +1,7 @@
 """Trials: short runs by which settings are chosen, each measured on validation images and kept as a small record.
 
-    python scripts/trials.py run      runs what results/trials.toml lists and has no record yet, one after another
-    python scripts/trials.py tables   writes the tables of docs/results.md from the records
+    python -m scripts.trials run      runs what results/trials.toml lists and has no record yet, one after another
+    python -m scripts.trials tables   writes the tables of docs/results.md from the records
 
 Each trial runs in one process with one thread, so that its core-seconds are its own. Killed, it goes on where it was.
 """
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedssl.experiment import load
-from fedssl.reports.run_record import read_json
+from fedssl.experiment.experiment import load
+from fedssl.experiment.records.run_record import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST, RECORDS, DOCS = ROOT / "results" / "trials.toml", ROOT / "results" / "trials", ROOT / "docs" / "results.md"

@@ -1,6 +1,6 @@
 """Makes src/fedssl/networks/whitening.safetensors: the filters of the frozen stem, from CIFAR-100's training images.
 
-    python scripts/whitening.py cifar-100-python.tar.gz
+    python -m scripts.whitening cifar-100-python.tar.gz
 
 CIFAR-100 is public: no client's image enters. Run once; the file is part of the package, so that every site has the
 same bits (eigenvectors differ in the last bits, and in sign, from one linear algebra library to the next).
@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedssl.data.cifar import CIFAR100, read_records, to_images
-from fedssl.data.colour import grey
-from fedssl.data.fetch import read_files, silent
+from fedssl.core.progress import silent
+from fedssl.data.augmentation.colour import grey
+from fedssl.data.standard.cifar import CIFAR100, read_records, to_images
+from fedssl.data.standard.download import read_files
 
 TARGET = Path(__file__).resolve().parents[1] / "src" / "fedssl" / "networks" / "whitening.safetensors"
 KEPT = {3: 24, 1: 8}  # of 27 and 9 directions: the last ones are mostly noise of the camera and of JPEG

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedssl.data.synthetic import synthetic_images
+from fedssl.data.standard.synthetic import synthetic_images
 
 
 def main(folder: Path, text: str, count: int = 128) -> None:

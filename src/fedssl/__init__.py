@@ -7,16 +7,16 @@ __version__ = "0.1.0"
 __all__ = ["FedsslError", "load", "load_classifier", "load_encoder"]
 
 if TYPE_CHECKING:  # type checkers must not see __getattr__, by which every misspelt name would be right
-    from fedssl.classifiers import load_classifier
-    from fedssl.encoders import load_encoder
-    from fedssl.errors import FedsslError
-    from fedssl.experiment import load
+    from fedssl.core.errors import FedsslError
+    from fedssl.encoders.classifier import load_classifier
+    from fedssl.encoders.trained import load_encoder
+    from fedssl.experiment.experiment import load
 else:
     _HOMES = {
-        "FedsslError": "fedssl.errors",
-        "load": "fedssl.experiment",
-        "load_classifier": "fedssl.classifiers",
-        "load_encoder": "fedssl.encoders",
+        "FedsslError": "fedssl.core.errors",
+        "load": "fedssl.experiment.experiment",
+        "load_classifier": "fedssl.encoders.classifier",
+        "load_encoder": "fedssl.encoders.trained",
     }
 
     def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedssl.data.cifar import Batch, CifarSpec
+from fedssl.data.standard.cifar import Batch, CifarSpec
 
 STEMS = {"data_batch_1": "train", "data_batch_2": "train", "test_batch": "test"}
 EACH = 4  # images a file

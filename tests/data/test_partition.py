@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from fedssl.core.errors import FedsslError
 from fedssl.data.partition import PARTITIONS, Owners, Partition, classes, deal_out, dirichlet, iid, natural
-from fedssl.errors import FedsslError
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
 

@@ -1,17 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from pictures import write_folder
-from small import TINY, held_by
 
-from fedssl.build import build
-from fedssl.data.cache import save_images
-from fedssl.data.datasets import cifar10
-from fedssl.data.images import Images
-from fedssl.data.own_images import folder
-from fedssl.data.validation import choose_validation
-from fedssl.errors import FedsslError
-from fedssl.experiment import load
+from fedssl.core.errors import FedsslError
+from fedssl.data.dataset import Images
+from fedssl.data.holdout import choose_validation
+from fedssl.data.own.layouts import folder
+from fedssl.data.standard.cache import save_images
+from fedssl.data.standard.cached import cifar10
+from fedssl.experiment.build.parts import build
+from fedssl.experiment.experiment import load
+from tests.helpers.pictures import write_folder
+from tests.helpers.small import TINY, held_by
 
 
 def rows(pixels):

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from test_supervision import listening
 
+from fedssl.core.errors import FedsslError
 from fedssl.deployment import certificates
 from fedssl.deployment.certificates import (
     ServerCertificate,
@@ -17,9 +17,9 @@ from fedssl.deployment.certificates import (
     make_server_certificate,
     public_keys,
 )
+from fedssl.deployment.server_run import key_bytes
 from fedssl.deployment.supervision import reachable
-from fedssl.engines.flower_server import key_bytes
-from fedssl.errors import FedsslError
+from tests.deployment.test_supervision import listening
 
 
 @contextmanager

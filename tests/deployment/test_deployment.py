@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from federation import LIMIT, NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
 
+from fedssl.deployment import APP
 from fedssl.deployment.supervision import environment
-from fedssl.engines.flower_app import APP
+from tests.helpers.deployed import LIMIT, NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
 
 pytestmark = pytest.mark.flower
 EXAMPLE = Path(__file__).parents[2] / "examples/deployment/run_on_loopback.sh"

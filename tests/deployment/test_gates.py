@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedssl.engines.flower_app import APP, fingerprint_of
-from fedssl.engines.flower_superlink import NodesOnly, is_here
-from fedssl.engines.flower_superlink import only as only_stored
-from fedssl.engines.flower_supernode import _Checked, only
+from fedssl.deployment import APP, fingerprint_of
+from fedssl.deployment.superlink import NodesOnly, is_here
+from fedssl.deployment.superlink import only as only_stored
+from fedssl.deployment.supernode import _Checked, only
 
 
 async def inner(scope, receive, send):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fedssl.core.errors import FedsslError, RoundError
 from fedssl.deployment.supervision import (
     Patience,
     environment,
@@ -18,7 +19,6 @@ from fedssl.deployment.supervision import (
     running,
     split_address,
 )
-from fedssl.errors import FedsslError, RoundError
 
 
 @contextmanager

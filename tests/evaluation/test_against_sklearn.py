@@ -6,9 +6,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
+from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
-from fedssl.evaluation.training import Fitting
 
 
 @pytest.fixture(scope="module")

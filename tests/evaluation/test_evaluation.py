@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.data.images import Images
-from fedssl.data.synthetic import synthetic_images
-from fedssl.evaluation.bench import LabelledData
+from fedssl.data.dataset import Images
+from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.evaluation.context import LabelledData
 from fedssl.evaluation.features import batch_size_for, compute_features, with_reestimated_batchnorm
+from fedssl.evaluation.fitting import Fitting, fit
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import NAME, fit_linear, linear_probe_predictions
 from fedssl.evaluation.monitor import Monitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
-from fedssl.evaluation.training import Fitting, fit
 from fedssl.methods.collapse import feature_std
 from fedssl.networks.backbones import convnet
 from fedssl.networks.heads import Encoder

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.data.images import Images
-from fedssl.data.synthetic import synthetic_images
-from fedssl.errors import FedsslError
-from fedssl.evaluation.bench import Bench, LabelledData
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
+from fedssl.data.dataset import Images
+from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.evaluation.context import Bench, LabelledData
 from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import compute_features, mode
 from fedssl.evaluation.fine_tune import fine_tuned, new_head, train_supervised
+from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.protocols import KNN, PROTOCOLS, Linear, SemiSupervised
-from fedssl.evaluation.training import Fitting
 from fedssl.networks.backbones import convnet
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.weights import Weights
 
 SHORT = Fitting(epochs=2, batch_size=16, lr=1e-3)
 
@@ -87,7 +87,7 @@ def test_paper_trains_the_whole_model(encoder, data):
 
 def trained_networks(monkeypatch, protocol, encoder, data):
     """The weights of every network that the protocol hands to the optimizer."""
-    from fedssl.evaluation import training
+    from fedssl.evaluation import fitting as training
 
     seen, adam = [], torch.optim.Adam
 
@@ -204,7 +204,7 @@ def test_a_dataset_without_labels(data):
 @pytest.fixture
 def counted(monkeypatch):
     """How often features were computed."""
-    from fedssl.evaluation import bench
+    from fedssl.evaluation import context as bench
 
     calls = []
 

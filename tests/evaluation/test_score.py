@@ -6,15 +6,7 @@ import torch
 from scipy.stats import binomtest, multinomial
 
 from fedssl.evaluation.results import Result, headline, merged
-from fedssl.evaluation.score import (
-    Best,
-    Gain,
-    Score,
-    mean_and_sd,
-    paired_interval,
-    unpaired_interval,
-    wilson_interval,
-)
+from fedssl.evaluation.score import Best, Gain, Score, mean_and_sd, paired_interval, unpaired_interval, wilson_interval
 
 
 def test_wilson_interval_by_hand():

@@ -5,13 +5,13 @@ import random
 import shutil
 
 import pytest
-from harness import everything, experiment
-from small import TINY
 
-from fedssl.errors import DamagedError, FedsslError
-from fedssl.experiment import load
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.experiment.experiment import load
+from fedssl.experiment.progress.views import QuietView
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
-from fedssl.reports.progress import QuietView
+from tests.helpers.faults import everything, experiment
+from tests.helpers.small import TINY
 
 NAME = "BYOL + FedEMA"
 QUICK = {"evaluation.every": 0, "data.test_images": 10, "rounds": 3}
@@ -170,10 +170,10 @@ def test_three_checkpoints_can_be_kept_and_two_may_be_damaged(tmp_path):
 
 def test_checkpoint_round_trip_keeps_course_and_payload(tmp_path):
     import torch
-    from small import of
 
     from fedssl.federation.messages import GlobalWeights
     from fedssl.federation.rounds import ServerState
+    from tests.helpers.small import of
 
     weights = GlobalWeights(of(0.1), of(0.2))
     state = ServerState(7, weights, {3: 6}, {3: {"scale": 1 / 3}}, {"features": torch.ones(2)})

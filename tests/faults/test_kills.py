@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-from harness import PRESETS, crash, everything, finish, kill_and_compare, left_over
 
 from fedssl.federation.checkpoint import CheckpointStore
+from tests.helpers.faults import PRESETS, crash, everything, finish, kill_and_compare, left_over
 
 QUICK = {"evaluation.every": 0, "data.test_images": 10}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import experiment
-from test_damage import QUICK, Stops
 
 import fedssl
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from tests.faults.test_damage import QUICK, Stops
+from tests.helpers.faults import experiment
 
 SOURCES = sorted(Path(fedssl.__file__).parent.rglob("*.py"))
 ALLOWED = {"cifar.py"}

@@ -5,23 +5,23 @@ import random
 import shutil
 
 import pytest
-from fuzz import damage, fuzz
-from harness import everything, experiment
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_damage import NAME, QUICK, Stops
-from written_runs import as_older
 
 import fedssl
-from fedssl.encoders import open_encoder
-from fedssl.errors import DamagedError, FedsslError
-from fedssl.evaluate import Request, evaluate
-from fedssl.export import export_encoder
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.weights import Weights
+from fedssl.encoders.evaluate import Request, evaluate
+from fedssl.encoders.export import export_encoder
+from fedssl.encoders.trained import open_encoder
+from fedssl.experiment.finished_run import FinishedRun
+from fedssl.experiment.records.run_record import RunRecord, read_summary
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.finished_run import FinishedRun
 from fedssl.reports.listing import list_runs
-from fedssl.reports.run_record import RunRecord, read_summary
-from fedssl.weights import Weights
+from tests.faults.test_damage import NAME, QUICK, Stops
+from tests.helpers.faults import everything, experiment
+from tests.helpers.fuzz import damage, fuzz
+from tests.helpers.written_runs import as_older
 
 LOGS = ("failures.jsonl", "profile.jsonl", "evaluation.jsonl")
 

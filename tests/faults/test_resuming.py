@@ -7,16 +7,16 @@ import time
 
 import pytest
 import torch
-from harness import CONTEXT, everything, experiment, finish, start
-from small import TINY
-from test_damage import QUICK, Stops
-from written_runs import as_older
 
-from fedssl.errors import FedsslError
-from fedssl.experiment import load
-from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import read_environment, read_summary
-from fedssl.reports.stopping import StopRequest
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.experiment import load
+from fedssl.experiment.progress.stopping import StopRequest
+from fedssl.experiment.records.run_folder import RunFolder
+from fedssl.experiment.records.run_record import read_environment, read_summary
+from tests.faults.test_damage import QUICK, Stops
+from tests.helpers.faults import CONTEXT, everything, experiment, finish, start
+from tests.helpers.small import TINY
+from tests.helpers.written_runs import as_older
 
 NAME = "BYOL + FedEMA"
 
@@ -137,10 +137,10 @@ def test_a_folder_that_vanishes_is_named(tmp_path):
 
 
 def test_too_little_room_is_said_before_round_1(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedssl.running.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("fedssl.experiment.loop.free_bytes", lambda path: 1000)
     with pytest.raises(FedsslError, match=r"are needed for the states of 6 clients and checkpoints, 1\.0 kB are free"):
         experiment(NAME, **QUICK).run(tmp_path / "run")
-    monkeypatch.setattr("fedssl.running.free_bytes", lambda path: 400_000)
+    monkeypatch.setattr("fedssl.experiment.loop.free_bytes", lambda path: 400_000)
     view = Stops()
     experiment(NAME, **QUICK).run(tmp_path / "run", view)
     assert any("THIS IS MORE THAN IS FREE" in line for line in view.lines)
@@ -196,8 +196,8 @@ def test_a_file_that_may_not_grow_stops_the_run_and_costs_nothing(part, tmp_path
 
 def stoppable_child(folder, where, numbers, said):
     """Sends itself signals while it trains, aggregates or saves, as a person or a scheduler would."""
+    from fedssl.experiment.progress.stopping import StoppableView, StopRequest
     from fedssl.federation import checkpoint, rounds
-    from fedssl.reports.stopping import StoppableView, StopRequest
 
     def strike(function):
         def struck(*values):

@@ -2,10 +2,9 @@
 
 import resource
 
-from harness import CONTEXT
-from small import TINY
-
-from fedssl.experiment import load
+from fedssl.experiment.experiment import load
+from tests.helpers.faults import CONTEXT
+from tests.helpers.small import TINY
 
 
 def measured_child(folder, clients, rounds, said):

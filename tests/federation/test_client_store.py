@@ -1,11 +1,11 @@
 import pytest
 import torch
-from small import of
 
-from fedssl.errors import DamagedError, FedsslError, StorageError
+from fedssl.core.errors import DamagedError, FedsslError, StorageError
+from fedssl.core.weights import Weights
 from fedssl.federation.client_store import ClientStore, Sent
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, TrainResult, TrainTask
-from fedssl.weights import Weights
+from tests.helpers.small import of
 
 
 def make_task(client_id, round_number, accepted=None, value=0.5, **note):
@@ -113,7 +113,7 @@ def test_a_failed_save_leaves_the_old_state_and_no_rubbish(tmp_path, monkeypatch
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedssl.sealed.save_file", fails)
+    monkeypatch.setattr("fedssl.core.sealed.save_file", fails)
     with pytest.raises(StorageError, match=r"round-000002: .* No space left on device \(48 B needed, .* free\)"):
         save(store, 0, 2, 1)
     assert generations(tmp_path) == ["round-000001"]

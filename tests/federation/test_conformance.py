@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from small import digests, make_client, make_method, run, state_digests
 
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.methods import METHODS
+from tests.helpers.small import digests, make_client, make_method, run, state_digests
 
 
 @pytest.mark.parametrize("rule", UPDATE_RULES)
@@ -31,8 +31,8 @@ def test_clients_share_one_module_without_leaking_into_each_other(tmp_path, meth
     _, store = run(tmp_path / "a", "none", method, rounds=2)
     client = make_client(make_method(method), rule, rounds=2)
     state = None
+    from fedssl.core.weights import Weights
     from fedssl.federation.messages import GlobalWeights, TrainTask
-    from fedssl.weights import Weights
 
     for round_number, accepted in ((1, None), (2, 1)):
         start = client.initial_global_weights() if accepted is None else GlobalWeights(Weights(), Weights())

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import digests, make_client, make_images, make_method, of, result, state_digests
 
-from fedssl.engines.in_process import InProcessEngine
-from fedssl.errors import RoundError, StorageError
+from fedssl.core.errors import RoundError, StorageError
 from fedssl.federation.client import attempt, handle
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, NoUpdate, Replace
 from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, accept, gather, make_task, run_round
+from tests.helpers.small import digests, make_client, make_images, make_method, of, result, state_digests
 
 
 class Federation:
@@ -115,7 +115,7 @@ def test_nan_is_stopped_at_the_client_and_never_reaches_the_average(tmp_path):
 
 def test_the_disk_is_not_the_clients_fault(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
-    monkeypatch.setattr("fedssl.sealed.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("fedssl.core.sealed.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(StorageError, match="full"):
         federation.round()
 

@@ -4,21 +4,21 @@ from functools import partial
 
 import pytest
 import torch
-from small import make_images, make_method
 from torch import nn
 
-from fedssl.build import build
-from fedssl.data.augmentations import Recipe, make_views
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.seeding import torch_stream
+from fedssl.core.weights import Weights
+from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.experiment.build.parts import build
+from fedssl.experiment.config.layers import load_config
 from fedssl.federation.local_training import LocalTraining, Stepper, train_locally, training_seed
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import COLLAPSED_BELOW
 from fedssl.methods.losses import byol_loss, info_nce, nt_xent
 from fedssl.networks.heads import Encoder
-from fedssl.presets import load_config
-from fedssl.seeding import torch_stream
-from fedssl.weights import Weights
+from tests.helpers.small import make_images, make_method
 
 
 def test_cosine_schedule_by_hand():

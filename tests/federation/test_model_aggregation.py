@@ -5,14 +5,15 @@ import weakref
 
 import pytest
 import torch
-from small import of, result, values
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import AGGREGATORS, WeightedAverage
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
+from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.rounds import Server, ServerState, accept
-from fedssl.weights import Weights
+from tests.helpers.small import of, result, values
 
 NOTHING = GlobalWeights(of(0.0), of(0.0))
 

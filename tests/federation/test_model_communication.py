@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from small import digests, make_client, make_method, of, result, run, state, state_digests, task, values
 from torch import nn
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.model_communication import (
@@ -20,7 +20,7 @@ from fedssl.federation.model_communication import (
     begin,
     private_names,
 )
-from fedssl.weights import Weights
+from tests.helpers.small import digests, make_client, make_method, of, result, run, state, state_digests, task, values
 
 LOCAL = {"online": (4.0, 0.0), "predictor": (8.0, 0.0), "target": (7.0, 7.0)}
 GLOBAL = {"encoder": (1.0, 4.0), "predictor": (2.0, 0.0)}  # ‖W_g − W_k‖ = ‖(−3, 4)‖ = 5

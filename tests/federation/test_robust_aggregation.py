@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import run
 
-from fedssl.engines.in_process import InProcessEngine
-from fedssl.errors import RoundError
+from fedssl.core.errors import RoundError
+from fedssl.core.weights import Weights, divergence, non_finite
 from fedssl.federation import model_aggregation
+from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import ClippedAverage, Krum, Median, TrimmedMean, WeightedAverage
-from fedssl.weights import Weights, divergence, non_finite
+from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.robust_aggregation import ClippedAverage, Krum, Median, TrimmedMean
+from tests.helpers.small import run
 
 ROBUST = {
     "clipped-average": ClippedAverage(),

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from small import digests, make_client, make_images, make_method, of, result, run, state_digests
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.federation.client import handle
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.local_training import LocalTraining
@@ -10,6 +9,7 @@ from fedssl.federation.messages import GlobalWeights, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
 from fedssl.federation.rounds import Server, ServerState, accept, make_task, run_round
+from tests.helpers.small import digests, make_client, make_images, make_method, of, result, run, state_digests
 
 
 def make_server(rule=None, clients=4, pool=lambda payloads: {}):

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from small import of
 
-from fedssl.errors import StorageError
+from fedssl.core.errors import StorageError
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
 from fedssl.federation.validation import inspect
-from fedssl.weights import Weights
+from tests.helpers.small import of
 
 LIKE = GlobalWeights(of(1.0, 2.0), of(3.0))
 TASKS = {k: TrainTask(k, 5, None, LIKE) for k in (0, 1)}

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from harness import everything, experiment
-from small import digests, make_client, make_method, of, run, state_digests
-from test_damage import Stops
 
+from fedssl.core.weights import Weights, divergence
 from fedssl.federation.messages import GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import AGGREGATORS, WeightedAverage
+from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import Replace
+from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.validation import inspect
 from fedssl.federation.wire import BLOCK, Wire, dequantise, quantise
-from fedssl.weights import Weights, divergence
+from tests.faults.test_damage import Stops
+from tests.helpers.faults import everything, experiment
+from tests.helpers.small import digests, make_client, make_method, of, run, state_digests
 
 LOSSY = ("bf16", "int8")
 QUICK = {"rounds": 3, "evaluation.every": 0, "data.test_images": 10}
@@ -195,7 +196,7 @@ def test_a_reply_in_other_numbers_never_reaches_the_average(tmp_path):
         """Client 1 sends float32."""
 
         def __init__(self, client, store):
-            from fedssl.engines.in_process import InProcessEngine
+            from fedssl.federation.engines.in_process import InProcessEngine
 
             self.engine = InProcessEngine(client, store)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import make_images, make_method
 
+from fedssl.core.weights import Weights
 from fedssl.methods.fedca import as_floats
 from fedssl.methods.losses import alignment, nt_xent
-from fedssl.weights import Weights
+from tests.helpers.small import make_images, make_method
 
 
 def unit(*shape, seed=0):

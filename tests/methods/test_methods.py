@@ -1,14 +1,14 @@
 import pytest
 import torch
-from small import HEADS, make_images, make_method
 from torch import nn
 
-from fedssl.data.augmentations import Recipe
+from fedssl.core.weights import Weights
+from fedssl.data.augmentation.views import Recipe
 from fedssl.federation.local_training import LocalTraining, train_locally
 from fedssl.methods import METHODS
 from fedssl.methods.collapse import feature_std
 from fedssl.methods.losses import byol_loss, info_nce, nt_xent, simsiam_loss
-from fedssl.weights import Weights
+from tests.helpers.small import HEADS, make_images, make_method
 
 
 def views(seed=0, count=6):

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.seeding import global_stream
+from fedssl.core.weights import Weights
 from fedssl.networks.backbones import (
     BACKBONES,
     AveragePool,
@@ -16,8 +18,6 @@ from fedssl.networks.backbones import (
     resnet50,
 )
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.seeding import global_stream
-from fedssl.weights import Weights
 
 
 def count(module):

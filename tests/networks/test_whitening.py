@@ -2,16 +2,16 @@ import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
-from small import TINY
 
 import fedssl
-from fedssl.errors import FedsslError
-from fedssl.experiment import load
-from fedssl.export import export_encoder
-from fedssl.finished_run import FinishedRun
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
+from fedssl.encoders.export import export_encoder
+from fedssl.experiment.experiment import load
+from fedssl.experiment.finished_run import FinishedRun
 from fedssl.networks.backbones import BACKBONES, convnet, feature_size
 from fedssl.networks.whitening import Whitening
-from fedssl.weights import Weights
+from tests.helpers.small import TINY
 
 
 @pytest.fixture(scope="module")

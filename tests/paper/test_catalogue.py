@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from latex import captions, find_source, floats, read_source
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.config.layers import preset_names
 from fedssl.paper.catalogue import NO_CELL, NOT_REACHED, Printed, Study, find_studies, load_studies
-from fedssl.presets import preset_names
+from tests.helpers.latex import captions, find_source, floats, read_source
 
 STUDIES = load_studies()
 # Pictures of how something works; there is nothing to run.

@@ -1,12 +1,12 @@
 """The page of the paper's experiments in a real browser; `make check-report` runs this."""
 
 import pytest
-from check_report import Browser, problems
-from made import SMOKE, plan_of, write
 
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.page import write_page
+from scripts.check_report import Browser, problems
+from tests.helpers.paper_runs import SMOKE, plan_of, write
 
 pytestmark = pytest.mark.browser
 

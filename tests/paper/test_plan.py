@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from made import SMOKE, plan_of, write
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.plan import check_choice, choose_columns, choose_rows, make_plan, run_key
+from tests.helpers.paper_runs import SMOKE, plan_of, write
 
 STUDIES = load_studies()
 

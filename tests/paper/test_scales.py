@@ -4,14 +4,14 @@ from functools import cache
 
 import pytest
 
-from fedssl.build import build_partition
-from fedssl.config import Config
+from fedssl.core.errors import FedsslError
 from fedssl.data.datasets import DATASETS
-from fedssl.errors import FedsslError
+from fedssl.experiment.build.data import build_partition
+from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.messages import flatten
+from fedssl.experiment.config.schema import Config
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.scales import Change, LeftOut, Varied, find_scale, load_scales
-from fedssl.presets import load_config
-from fedssl.reports.compare import flatten
 
 STUDIES, SCALES = load_studies(), load_scales()
 CELLS = {name: list(study.cells()) for name, study in STUDIES.items()}

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from html_page import HtmlPage
-from made import SMOKE, complete, plan_of, write
 
+from fedssl.experiment.progress.evaluation_view import EvaluationView
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.comparison import Comparison, markdown
 from fedssl.paper.figures import figures_of
 from fedssl.paper.forecast import Amounts, Forecast
 from fedssl.paper.page import write_page
 from fedssl.paper.scales import load_scales
-from fedssl.reports.evaluation_view import EvaluationView
+from tests.helpers.html_page import HtmlPage
+from tests.helpers.paper_runs import SMOKE, complete, plan_of, write
 
 STUDIES = load_studies()
 

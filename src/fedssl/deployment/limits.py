@@ -4,14 +4,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.config import Config, Raw, resolve
-from fedssl.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, printable
+from fedssl.core.files import size_text
+from fedssl.core.sealed import seal, unseal
+from fedssl.experiment.config.messages import flatten
+from fedssl.experiment.config.resolve import resolve
+from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.resume import changes
 from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.files import size_text
 from fedssl.methods import METHODS
-from fedssl.reports.compare import flatten
-from fedssl.resuming import changes
-from fedssl.sealed import seal, unseal
 
 PRIVACY = ("any", "central", "local")
 PINNED = "settings"

@@ -15,28 +15,19 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from fedssl.checksums import signed_json
-from fedssl.config import Config
-from fedssl.deployment.at_server import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
+from fedssl.core.checksums import signed_json
+from fedssl.core.errors import DamagedError, FedsslError, RoundError, StorageError
+from fedssl.core.files import write_atomically
+from fedssl.deployment import APP
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
-from fedssl.deployment.supervision import (
-    Child,
-    Patience,
-    Say,
-    environment,
-    module,
-    reachable,
-    refuse_insecure,
-    running,
-)
-from fedssl.engines.flower_app import APP
-from fedssl.errors import DamagedError, FedsslError, RoundError, StorageError
-from fedssl.files import write_atomically
-from fedssl.reports.run_folder import RunFolder
-from fedssl.reports.run_record import read_json
-from fedssl.resuming import finished
+from fedssl.deployment.server_run import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
+from fedssl.deployment.supervision import Child, Patience, Say, environment, module, reachable, refuse_insecure, running
+from fedssl.experiment.config.schema import Config
+from fedssl.experiment.records.run_folder import RunFolder
+from fedssl.experiment.records.run_record import read_json
+from fedssl.experiment.resume import finished
 
-LINK = "fedssl.engines.flower_superlink"
+LINK = "fedssl.deployment.superlink"
 CONNECTION = "fedssl"
 START_LIMIT = 120.0  # seconds for the SuperLink to answer, and for the app to start
 RESTARTS = 5  # in a row, without a round in between

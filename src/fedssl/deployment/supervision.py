@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from fedssl.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError
 
 MARK = "FEDSSL_STARTED"
 END_LIMIT = 15.0  # seconds to end by itself

@@ -8,8 +8,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedssl.files import replacing
-from fedssl.weights import Weights
+from fedssl.core.files import replacing
+from fedssl.core.weights import Weights
 
 FORMAT = "1"  # raise it when the same weights and images come to give other features
 

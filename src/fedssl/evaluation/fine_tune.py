@@ -5,11 +5,11 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedssl.data.images import Images, Indices
+from fedssl.core.seeding import global_stream
+from fedssl.data.dataset import Images, Indices
 from fedssl.evaluation.features import Watch, as_input, compute_features, device_of, mode, unwatched
-from fedssl.evaluation.training import Fitting, fit
+from fedssl.evaluation.fitting import Fitting, fit
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.seeding import global_stream
 
 NAME = "fine-tuning"
 SUPERVISED = "supervised baseline"

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.seeding import global_stream
 from fedssl.evaluation.features import Watch, unwatched
-from fedssl.evaluation.training import Fitting
-from fedssl.seeding import global_stream
+from fedssl.evaluation.fitting import Fitting
 
 PAPER = Fitting(epochs=200, batch_size=512, lr=3e-3)
 NAME = "linear-probe"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedssl.evaluation.bench import Bench, FeatureKind, LabelledData
+from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
 from fedssl.evaluation.features import BatchNorm, Watch, compute_features, unwatched, with_reestimated_batchnorm
 from fedssl.evaluation.protocols import KNN, Linear, Protocol
 from fedssl.evaluation.score import SUFFIXES

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fedssl.core.errors import FedsslError
 from fedssl.data.partition import IntArray
-from fedssl.errors import FedsslError
-from fedssl.evaluation.bench import Bench, FeatureKind, LabelledData
+from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
 from fedssl.evaluation.features import Watch, unwatched
 from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
+from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
-from fedssl.evaluation.training import Fitting
 
 Variant = Literal["paper", "authors"]
 

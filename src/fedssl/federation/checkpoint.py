@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedssl.errors import DamagedError, FedsslError
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.files import move_aside, remove_folder
+from fedssl.core.sealed import named_tensors, rounds_in, seal, unseal
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.rounds import ServerState
-from fedssl.files import move_aside, remove_folder
-from fedssl.sealed import named_tensors, rounds_in, seal, unseal
 
 LEAST_KEPT = 2  # the newest may turn out damaged
 

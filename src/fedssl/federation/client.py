@@ -10,9 +10,11 @@ from typing import Literal
 
 import torch
 
-from fedssl.data.augmentations import Recipe
-from fedssl.data.images import Pixels
-from fedssl.errors import DamagedError, StorageError
+from fedssl.core.errors import DamagedError, StorageError
+from fedssl.core.stopwatch import Stopwatch
+from fedssl.core.weights import Weights, divergence, non_finite
+from fedssl.data.augmentation.views import Recipe
+from fedssl.data.dataset import Pixels
 from fedssl.federation.client_store import ClientStore, Sent
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
 from fedssl.federation.messages import (
@@ -28,11 +30,9 @@ from fedssl.federation.messages import (
     TrainTask,
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
-from fedssl.federation.privacy import KEY, KEY_BYTES, ClientDP, run_key
+from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import SiameseMethod
-from fedssl.stopwatch import Stopwatch
-from fedssl.weights import Weights, divergence, non_finite
 
 
 class Client:

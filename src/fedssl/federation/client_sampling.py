@@ -1,6 +1,6 @@
 """Who takes part in a round."""
 
-from fedssl.seeding import numpy_stream
+from fedssl.core.seeding import numpy_stream
 
 
 def sample_clients(num_clients: int, clients_per_round: int | None, seed: int, round_number: int) -> list[int]:

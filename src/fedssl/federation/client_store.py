@@ -8,18 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.errors import DamagedError, FedsslError
-from fedssl.federation.messages import (
-    ClientState,
-    ClientWeights,
-    GlobalWeights,
-    TrainResult,
-    TrainTask,
-    Upload,
-)
-from fedssl.files import remove_folder
-from fedssl.sealed import Sealed, named_tensors, rounds_in, seal, unseal
-from fedssl.weights import Weights
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.files import remove_folder
+from fedssl.core.sealed import Sealed, named_tensors, rounds_in, seal, unseal
+from fedssl.core.weights import Weights
+from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, TrainResult, TrainTask, Upload
 
 PARTS = ("online", "predictor", "target")
 UPLOAD = ("upload/encoder", "upload/predictor")

@@ -9,15 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedssl.allocator import keep_freed_memory
-from fedssl.data.augmentations import Recipe, make_views
-from fedssl.data.images import Pixels
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.memory import keep_freed_memory
+from fedssl.core.seeding import derive_seed, global_stream, torch_stream
+from fedssl.core.settings import Count, Fraction, NonNegative
+from fedssl.core.stopwatch import Stopwatch
+from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.dataset import Pixels
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
-from fedssl.seeding import derive_seed, global_stream, torch_stream
-from fedssl.settings import Count, Fraction, NonNegative
-from fedssl.stopwatch import Stopwatch
 
 Loss = Callable[[Sequence[Tensor]], Tensor]
 

@@ -9,8 +9,8 @@ from typing import Literal, Protocol, Self
 
 from torch import Tensor
 
-from fedssl.errors import FedsslError
-from fedssl.weights import Weights
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
 
 Scalars = dict[str, float]
 Payload = dict[str, Tensor]

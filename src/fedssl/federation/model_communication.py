@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.settings import Fraction, NonNegative
+from fedssl.core.weights import Norm, Weights, conv_names, divergence, interpolate
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
-from fedssl.settings import Fraction, NonNegative
-from fedssl.weights import Norm, Weights, conv_names, divergence, interpolate
 
 Between = Literal["global-local", "before-after"]
 Stale = Literal["selective", "always", "keep-target"]

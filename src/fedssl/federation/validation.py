@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedssl.errors import FedsslError, StorageError, printable, reason
+from fedssl.core.errors import FedsslError, StorageError, printable, reason
+from fedssl.core.weights import Weights, non_finite
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.wire import LEVELS, SCALE
-from fedssl.weights import Weights, non_finite
 
 MOST_VALUE = 1e30  # of a weight: sums and differences of such values are finite in float32
 MOST_SCALE = MOST_VALUE / LEVELS

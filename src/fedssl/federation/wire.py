@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, Upload
-from fedssl.weights import Weights
 
 WireDtype = Literal["fp32", "bf16", "int8"]
 BLOCK = 128  # values that share a scale, 3 % more bytes; blocks of 64 cost 6 % and err a twelfth less

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.settings import Fraction
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.losses import byol_loss
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.settings import Fraction
 
 
 class BYOL(SiameseMethod):

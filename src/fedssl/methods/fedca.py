@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
+from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.losses import alignment, nt_xent
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.settings import Count, Fraction, NonNegative, Positive
 
 UNIT = 1e-3  # how far from 1 the length of a normalised vector may be
 AT_ONCE = 256  # public images that the base encoder looks at together

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.core.settings import Count, Fraction, Positive
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.losses import info_nce
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.settings import Count, Fraction, Positive
 
 
 class MoCo(SiameseMethod):

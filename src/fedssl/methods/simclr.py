@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.settings import Positive
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.losses import nt_xent
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
-from fedssl.settings import Positive
 
 
 class SimCLR(SiameseMethod):

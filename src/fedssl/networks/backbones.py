@@ -12,9 +12,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.settings import Count
 from fedssl.networks.whitening import Stem, make_stem
-from fedssl.settings import Count
 
 Channels = Annotated[int, Ge(1)]
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.

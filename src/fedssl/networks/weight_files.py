@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedssl.checksums import ALTERED
-from fedssl.errors import DamagedError, FedsslError
+from fedssl.core.checksums import ALTERED
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.weights import Weights
 from fedssl.networks.backbones import ConvNet, ResNet
-from fedssl.weights import Weights
 
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 
 Stem = Literal["learned", "whitened"]
 KINDS = {3: "colour", 1: "grey"}

@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedssl.config import Raw, nearest
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.evaluation.protocols import PROTOCOLS
-from fedssl.reports.compare import flatten
+from fedssl.experiment.config.messages import flatten, nearest
+from fedssl.experiment.config.schema import Raw
 
 Metric = Literal["knn", "linear", "semi-1", "semi-10", "divergence", "rounds-to", "epochs-to"]
 Direction = Literal["rows", "columns"]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.paper.agreement import Agreement, agreement
 from fedssl.paper.catalogue import NOT_REACHED, Cell, Study
-from fedssl.paper.outcome import Measured, Result, results_of
+from fedssl.paper.measured import Measured, Result, results_of
+from fedssl.paper.order import Agreement, agreement
 from fedssl.paper.plan import Plan, choose_columns, choose_rows, make_plan
 from fedssl.paper.scales import Scale
 from fedssl.reports.page import TablePart

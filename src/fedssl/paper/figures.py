@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedssl.experiment.records.metrics import best_metric, metrics_of
+from fedssl.experiment.records.run_record import read_rounds
 from fedssl.paper.catalogue import Row
 from fedssl.paper.comparison import METRICS, Comparison
-from fedssl.paper.outcome import Result
+from fedssl.paper.measured import Result
 from fedssl.paper.plan import PlannedRun
-from fedssl.reports.metrics import best_metric, metrics_of
 from fedssl.reports.page import Figure, Panel
 from fedssl.reports.plots import Key, Series, Swept, curves, heat_map, swept
-from fedssl.reports.run_record import read_rounds
 
 MEASURES = {
     "knn": ("kNN accuracy over rounds", "kNN accuracy in %", 100.0),

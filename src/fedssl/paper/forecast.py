@@ -11,17 +11,18 @@ from functools import cached_property
 
 import torch
 
-from fedssl.build import Parts, build
-from fedssl.calibration import seconds_per_step
-from fedssl.config import Config, resolve
+from fedssl.core.weights import Weights
 from fedssl.evaluation.features import compute_features
+from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
-from fedssl.evaluation.training import Fitting
+from fedssl.experiment.build.parts import Parts, build
+from fedssl.experiment.config.resolve import resolve
+from fedssl.experiment.config.schema import Config
+from fedssl.experiment.engine_choice import seconds_per_step
+from fedssl.experiment.progress.evaluation_view import EvaluationView
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.paper.plan import PlannedRun
-from fedssl.reports.evaluation_view import EvaluationView
-from fedssl.weights import Weights
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
 REPEATS = 3  # of the calibration's steps: other work on the machine disturbs some

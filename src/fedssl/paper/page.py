@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedssl import __version__
-from fedssl.errors import FedsslError
-from fedssl.files import write_atomically
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import write_atomically
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.figures import figures_of
 from fedssl.paper.scales import Scale
@@ -60,7 +60,7 @@ def _value(value: object) -> str:
 
 
 def _when(when: dict[str, object]) -> str:
-    from fedssl.reports.compare import flatten
+    from fedssl.experiment.config.messages import flatten
 
     texts = [f"{key} is {' or '.join(map(str, values))}" for key, values in flatten(when).items()]
     return " and ".join(texts) or "everywhere"

@@ -7,12 +7,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedssl.config import Config
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.schema import Config
+from fedssl.experiment.records.run_record import read_summary
 from fedssl.paper.catalogue import Cell, Column, Row, Study
 from fedssl.paper.scales import LeftOut, Scale
-from fedssl.presets import load_config
-from fedssl.reports.run_record import read_summary
 
 # What cannot change results: where and how fast a run is made, and what is kept of it.
 WITHOUT_EFFECT = ("device", "engine", "workers", "profile", "keep_checkpoints", "failures")

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fedssl.config import Config, Raw, nearest
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.config.layers import load_config, load_raw
+from fedssl.experiment.config.messages import flatten, nearest
+from fedssl.experiment.config.schema import Config, Raw
 from fedssl.paper.catalogue import CLOSED, Cell
-from fedssl.presets import load_config, load_raw
-from fedssl.reports.compare import flatten
 
 
 class Change(BaseModel):

@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from fedssl.files import free_bytes, size_text
-from fedssl.paper.carry_out import LOG
+from fedssl.core.files import free_bytes, size_text
 from fedssl.paper.catalogue import Study
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.forecast import Forecast
 from fedssl.paper.page import scale_tables
 from fedssl.paper.plan import Plan, PlannedRun
+from fedssl.paper.runner import LOG
 from fedssl.paper.scales import Scale, load_scales
 from fedssl.reports.compare import duration
 from fedssl.reports.page import TablePart

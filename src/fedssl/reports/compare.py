@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedssl.files import size_text
-from fedssl.reports.run_record import RunRecord, Table
-from fedssl.reports.verdict import best_text, points, verdict
-
-NOT_SET = "–"
+from fedssl.core.files import size_text
+from fedssl.experiment.config.messages import NOT_SET, flatten, setting_text
+from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.verdict import best_text, points, verdict
 
 
 @dataclass(frozen=True)
@@ -17,21 +16,6 @@ class Row:
 
     label: str
     values: tuple[str, ...]
-
-
-def flatten(config: Table, prefix: str = "") -> dict[str, Any]:
-    """{"update_rule": {"tau": 0.7}} -> {"update_rule.tau": 0.7}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def setting_text(value: Any) -> str:
-    """A setting as it would be written in a config."""
-    if value is None:
-        return NOT_SET
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
 def settings(configs: Sequence[Table]) -> list[Row]:

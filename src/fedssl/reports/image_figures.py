@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedssl.data.client_views import ClientViews
+from fedssl.reports.client_views import ClientViews
 from fedssl.reports.page import Figure, Panel, Strip, Thumb
 from fedssl.reports.plots import class_legend, heat_map, point_cloud
 

@@ -4,10 +4,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedssl.errors import FedsslError
-from fedssl.reports.compare import NOT_SET, duration, percent
-from fedssl.reports.run_record import CHECKPOINTS, RunRecord, check_files, describe_config, read_config
-from fedssl.reports.verdict import interval, verdict
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.config.messages import NOT_SET
+from fedssl.experiment.records.run_record import CHECKPOINTS, RunRecord, check_files, describe_config, read_config
+from fedssl.experiment.records.verdict import interval, verdict
+from fedssl.reports.compare import duration, percent
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.stopwatch import PARTS, UNKNOWN
+from fedssl.experiment.records.metrics import best_metric, metrics_of
+from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.verdict import start
 from fedssl.methods.collapse import COLLAPSED_BELOW
-from fedssl.reports.metrics import best_metric, metrics_of
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
-from fedssl.reports.run_record import RunRecord, Table
-from fedssl.reports.verdict import start
-from fedssl.stopwatch import PARTS, UNKNOWN
 
 
 def accuracy(record: RunRecord, prefix: str) -> Figure:
@@ -228,7 +228,7 @@ def _ends(first: float | None, last: float | None) -> str:
 
 def settings_rows(config: Table) -> list[tuple[str, list[tuple[str, str]]]]:
     """(table, rows) for each table of a config, the settings of the run itself first."""
-    from fedssl.reports.compare import setting_text
+    from fedssl.experiment.config.messages import setting_text
 
     top = [(key, setting_text(value)) for key, value in config.items() if not isinstance(value, dict)]
     tables = [(name, table) for name, table in config.items() if isinstance(table, dict) and table]

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedssl.core.stopwatch import PARTS, UNKNOWN
+from fedssl.experiment.records.run_record import RunRecord
+from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, interval, verdict
 from fedssl.reports.compare import Row, parted, results, settings
 from fedssl.reports.listing import Listed
-from fedssl.reports.run_record import RunRecord
-from fedssl.reports.verdict import MEASURES, accuracy, advice, interval, verdict
-from fedssl.stopwatch import PARTS, UNKNOWN
 
 PIPE_WIDTH = 1000
 

@@ -41,7 +41,7 @@ def bad(content, number):
 
 
 def lie():
-    from fedssl.engines import flower_client
+    from fedssl.federation.engines.flower import client_app as flower_client
 
     honest, count = flower_client.pack_reply, Path(os.environ["FEDSSL_LIES"])
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedssl.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError
+from fedssl.core.weights import Average, Weights
 from fedssl.federation.messages import ClientError
 from fedssl.federation.secure import fixed_point
 from fedssl.federation.secure.fixed_point import LARGEST, decode, encode, layout_of
-from fedssl.weights import Average, Weights
 
 ORIGIN = Weights(
     {"fc.weight": torch.tensor([[1.0, -2.0], [0.5, 3.0]])},

@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from fedssl.core.errors import FedsslError
 from fedssl.deployment.certificates import make_node_key
-from fedssl.errors import FedsslError
 from fedssl.federation import secure
 from fedssl.federation.secure.keys import (
     Identity,

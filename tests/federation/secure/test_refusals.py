@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from secure_parties import NAMES, Sum, call_to, identity, make_members, random_vectors, restarted, roster_of
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.federation.messages import ClientError
 from fedssl.federation.secure.coordinator import Coordinator
 from fedssl.federation.secure.keys import Identity, public_key
@@ -22,6 +21,16 @@ from fedssl.federation.secure.stages import (
     round_statement,
     tolerated,
     usual_threshold,
+)
+from tests.helpers.secure_parties import (
+    NAMES,
+    Sum,
+    call_to,
+    identity,
+    make_members,
+    random_vectors,
+    restarted,
+    roster_of,
 )
 
 

@@ -7,13 +7,13 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from secure_parties import NAMES, Sum, make_members, random_vectors, restarted
 
 from fedssl.federation.secure.keys import public_key
 from fedssl.federation.secure.masks import add_stream, own_key, pair_key
 from fedssl.federation.secure.member import commitment_to
 from fedssl.federation.secure.shares import join, open_box, split
 from fedssl.federation.secure.stages import to_bytes
+from tests.helpers.secure_parties import NAMES, Sum, make_members, random_vectors, restarted
 
 MANY = 2**17
 CHI_SQUARE = (124.0, 452.0)  # of 255 degrees of freedom, 10^-12 on either side

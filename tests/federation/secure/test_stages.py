@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_parties import NAMES, Sum, call_to, make_members, random_vectors, restarted, roster_of
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.federation.secure.coordinator import Coordinator
 from fedssl.federation.secure.member import RunRecord
 from fedssl.federation.secure.stages import RoundCall, from_bytes, from_plain, to_bytes, to_plain
+from tests.helpers.secure_parties import NAMES, Sum, call_to, make_members, random_vectors, restarted, roster_of
 
 
 def one_of_each():

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_parties import NAMES, Sum, make_members, random_vectors, restarted, site_names, summed
 
-from fedssl.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError
+from fedssl.core.weights import Weights
 from fedssl.federation.secure.fixed_point import decode, encode, layout_of
 from fedssl.federation.secure.stages import tolerated, usual_threshold
-from fedssl.weights import Weights
+from tests.helpers.secure_parties import NAMES, Sum, make_members, random_vectors, restarted, site_names, summed
 
 STAGES = ("share", "upload", "agree", "unmask")
 attempts = itertools.count(1)

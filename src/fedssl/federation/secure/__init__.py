@@ -4,7 +4,7 @@ Double masking with dropouts (Bonawitz et al., 2017), for tens of sites. No tran
 coordinator make and take messages, in one process or through a server that nobody trusts.
 """
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 
 try:
     import Crypto.Protocol.SecretSharing  # noqa: F401

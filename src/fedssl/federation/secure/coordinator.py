@@ -7,7 +7,7 @@ from collections.abc import Container
 
 import numpy as np
 
-from fedssl.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError
 from fedssl.federation.secure.fixed_point import Vector
 from fedssl.federation.secure.keys import Roster, public_key, verify
 from fedssl.federation.secure.masks import add_stream, own_key, pair_key

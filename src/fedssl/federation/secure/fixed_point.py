@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedssl.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import ClientError, Scalars
-from fedssl.weights import Weights
 
 Vector = NDArray[np.uint32]
 Exact = NDArray[np.float64]

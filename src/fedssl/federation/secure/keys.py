@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import replacing
 from fedssl.federation.messages import ClientError
-from fedssl.files import replacing
 
 SECRET_BYTES = 32  # of every seed and key here
 _SIGNED_WITH = ec.ECDSA(hashes.SHA384())

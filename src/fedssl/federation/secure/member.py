@@ -15,7 +15,7 @@ from annotated_types import Len
 from pydantic import Strict
 from pydantic.dataclasses import dataclass
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.federation.messages import ClientError
 from fedssl.federation.secure.fixed_point import Vector
 from fedssl.federation.secure.keys import (

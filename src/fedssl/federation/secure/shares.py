@@ -22,7 +22,7 @@ from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.federation.secure.keys import SECRET_BYTES
 
 HALF = SECRET_BYTES // 2

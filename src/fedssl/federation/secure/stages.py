@@ -16,10 +16,10 @@ from annotated_types import Interval, Len
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from fedssl.errors import FedsslError
+from fedssl.core.errors import FedsslError
+from fedssl.core.settings import ClientName
 from fedssl.federation.secure.keys import SECRET_BYTES, context
 from fedssl.federation.secure.shares import BOX_BYTES
-from fedssl.settings import ClientName
 
 MOST_SITES = 1000
 MOST_BYTES = 2**36  # of a vector

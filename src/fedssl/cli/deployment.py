@@ -1,0 +1,211 @@
+"""The commands of a deployment: `fedssl server`, `fedssl client`, and `fedssl certificates`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedssl.cli.completion import complete_preset
+from fedssl.core.extras import need
+
+certificates_app = typer.Typer(
+    help="Certificates of the server and keys of the clients' nodes, for a deployment.", no_args_is_help=True
+)
+PORT = 9092
+
+
+def _say(text: str) -> None:
+    typer.echo(text)
+
+
+def server(
+    preset: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE",
+            help="e.g. sites, PRESET+ALGORITHM, or a .toml file",
+            autocompletion=complete_preset,
+        ),
+    ],
+    clients: Annotated[str, typer.Option(help="the names of all clients, in order, with commas")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="run folder; a run that was begun there goes on")] = Path("runs/deployment"),
+    host: Annotated[str, typer.Option(help="address to listen on  [default: 0.0.0.0; with --insecure 127.0.0.1]")] = "",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that clients connect to")] = PORT,
+    certificates: Annotated[Path, typer.Option(help="folder with ca.pem, server.pem and server.key")] = Path(
+        "certificates"
+    ),
+    keys: Annotated[Path, typer.Option(help="folder with the clients' public keys, NAME.pub")] = Path("keys"),
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
+    insecure_anywhere: Annotated[
+        bool, typer.Option("--insecure-anywhere", help="with --insecure: also for other machines. Don't.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
+    ] = False,
+) -> None:
+    """The server of a deployment: waits for its clients, trains with them, and goes on after any stop.
+
+    Examples:
+
+      fedssl server sites --clients north,south --out runs/hospitals
+
+      fedssl server smoke --clients a,b,c,d --insecure
+    """
+    need("flower", "fedssl server")
+    from fedssl.deployment.certificates import ServerCertificate, public_keys
+    from fedssl.deployment.server import Deployment, serve
+    from fedssl.experiment.config.layers import parse_override, typed_config
+    from fedssl.experiment.records.run_record import RunRecord
+    from fedssl.reports.tables import print_summary
+
+    overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
+    if clients:
+        overrides["flower.clients"] = [name.strip() for name in clients.split(",")]
+    config = typed_config(preset, overrides | {"engine": "flower"})
+    certificate = None
+    if not insecure:
+        names = ("ca.pem", "server.pem", "server.key")
+        certificate = ServerCertificate(*((certificates / name).absolute() for name in names))
+    deployment = Deployment(
+        config,
+        out,
+        host or ("127.0.0.1" if insecure else "0.0.0.0"),
+        port,
+        certificate,
+        {} if insecure else public_keys(keys, config.flower.clients),
+        insecure_anywhere,
+        force,
+    )
+    with _stopping(f"stopped: the finished rounds are in {out}; the same command goes on"):
+        serve(deployment, _say)
+    print_summary(RunRecord.read(out))
+
+
+def client(
+    name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],
+    data: Annotated[
+        str, typer.Option(help="this site's images: a folder, an array, a manifest; left out: the run's own dataset")
+    ] = "",
+    state: Annotated[
+        Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
+    ] = None,
+    ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
+    key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="a package whose networks the server may ask for; may be repeated"),
+    ] = None,
+    allow_network: Annotated[str, typer.Option(hidden=True)] = "",
+    require_privacy: Annotated[
+        str, typer.Option(help="the privacy that runs must have: any, central, local (noise before anything leaves)")
+    ] = "any",
+    min_noise: Annotated[float, typer.Option(min=0.0, help="the least privacy.noise_multiplier")] = 0.0,
+    max_clip: Annotated[float, typer.Option(min=0.0, help="the largest privacy.clip_norm")] = float("inf"),
+    allow_features: Annotated[
+        bool, typer.Option("--allow-features", help="also methods that send features of images (fedca)")
+    ] = False,
+    max_disk: Annotated[float, typer.Option(min=0.0, help="GB that --state may take")] = 50.0,
+    max_runs: Annotated[int, typer.Option(min=1, help="runs that --state may hold")] = 100,
+    wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
+    insecure_anywhere: Annotated[
+        bool, typer.Option("--insecure-anywhere", help="with --insecure: also to other machines. Don't.")
+    ] = False,
+) -> None:
+    """A client of a deployment: trains on its own images whenever the server asks, until it is stopped.
+
+    Images, target network and state stay here. It connects outwards only, and comes back by itself after a crash of
+    the server, the network or its own node.
+
+    Examples:
+
+      fedssl client --name north --server fl.example.org:9092 --data /images
+
+      fedssl client --name a --server 127.0.0.1:9092 --insecure
+    """
+    need("flower", "fedssl client")
+    from fedssl.core.settings import check_client_name
+    from fedssl.deployment.limits import Limits
+    from fedssl.deployment.site import Site, take_part
+
+    check_client_name(name, "--name")
+    if allow_network:
+        typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
+    site = Site(
+        name,
+        server,
+        (state or Path("state") / name),
+        data,
+        None if insecure else ca.absolute(),
+        None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
+        device,
+        (*(allow_code or ()), *filter(None, [allow_network])),
+        insecure_anywhere,
+        Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
+    )
+    with _stopping("stopped"):
+        take_part(site, _say, wait)
+
+
+class _stopping:  # noqa: N801 - used as a statement
+    """SIGTERM and SIGHUP like Ctrl-C: what was started is ended in order, then the exit code says which it was."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.signal = text, 2
+
+    def __enter__(self) -> None:
+        import signal
+
+        from fedssl.experiment.progress.stopping import forget_terminal, stop_signals
+
+        def stop(number: int, frame: object) -> None:  # noqa: ARG001
+            forget_terminal(number)
+            self.signal = number
+            raise KeyboardInterrupt
+
+        for number in stop_signals():
+            signal.signal(number, stop)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is KeyboardInterrupt:
+            typer.echo(self.text, err=True)
+            raise typer.Exit(128 + self.signal)
+
+
+@certificates_app.command("make")
+def certificates_make(
+    host: Annotated[
+        list[str] | None, typer.Option(help="a name or address by which clients reach the server; may be repeated")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for ca.pem, ca.key, server.pem, server.key")] = Path("certificates"),
+    days: Annotated[int, typer.Option(min=1, help="how long they are good for")] = 397,
+) -> None:
+    """A CA of your own and the server's certificate; nothing is overwritten.
+
+    ca.pem goes to every client. Put ca.key away: it is not needed to run anything.
+    """
+    from fedssl.deployment.certificates import make_server_certificate
+
+    need("flower", "fedssl certificates")
+    made = make_server_certificate(out, host or [], days)
+    typer.echo(
+        f"for the server: {made.certificate}, {made.key}\nfor every client: {made.ca}\nput away: {out / 'ca.key'}"
+    )
+
+
+@certificates_app.command("node")
+def certificates_node(
+    name: Annotated[str, typer.Argument(help="the client's name")],
+    out: Annotated[Path, typer.Option(help="folder for NAME.key and NAME.pub")] = Path("keys"),
+) -> None:
+    """A client's key: the private half stays at the client, the public half goes to the server."""
+    from fedssl.deployment.certificates import make_node_key
+
+    need("flower", "fedssl certificates")
+    private, public = make_node_key(out, name)
+    typer.echo(f"stays here: {private}\nfor the server: {public}")

@@ -1,0 +1,30 @@
+"""Packages that only some users need: each is asked for before any work is done, or refused with the command."""
+
+import importlib
+from collections.abc import Sequence
+
+from fedssl.core.errors import FedsslError
+
+EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules that are imported of each
+    "tensorboard": ("torch.utils.tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "hf": ("datasets",),
+    "parquet": ("pyarrow",),
+    "privacy": ("dp_accounting",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "sklearn": ("sklearn",),
+    "flower": ("flwr",),
+}
+
+
+def need(extra: str, asked: str, also: Sequence[str] = ()) -> None:
+    """Refuses what was asked for, an option, a field or a file, where a module of the extra cannot be imported."""
+    for name in (*EXTRAS[extra], *also):
+        try:
+            found = importlib.import_module(name)
+            missing = name if getattr(found, "__file__", "") is None else ""  # None: any folder of that name
+        except ImportError as error:
+            missing = error.name or name
+        if missing:
+            raise FedsslError(f'{asked}: {missing} is not installed: pip install "fedssl[{extra}]"')

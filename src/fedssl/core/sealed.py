@@ -1,0 +1,155 @@
+"""A sealed folder: tensors and facts that are whole and as they were written, or not there at all.
+
+tensors.safetensors holds the tensors; manifest.json holds the facts, the size and SHA-256 of the tensor file, and in
+its last line the SHA-256 of all that stands above it. The folder gets its name when both are on the disk.
+"""
+
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedssl.core.checksums import measure, problem_of, read_signed, signed_json
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.files import UNFINISHED, os_error, remove_folder, storing, sync
+from fedssl.core.weights import Weights
+
+TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MOST_HEADER = 2**24  # bytes: names and shapes of a hundred thousand tensors
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An opened folder whose checksums were found right; tensors are memory-mapped, read when they are touched."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix`, under the rest of their names."""
+        return _read(self.folder / TENSORS, prefix)
+
+    def weights(self, part: str) -> Weights:
+        return read_weights(self.folder / TENSORS, part)
+
+
+def _read(path: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, memory-mapped.
+
+    By the format's own description, not by its library: that keeps 64 bytes for ever of every tensor it reads this way
+    (safetensors 0.8), and a run of ten thousand rounds reads millions.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=os.fstat(file.fileno()).st_size)
+    found = {}
+    for name, about in header.items():
+        if name.startswith(prefix) and name != "__metadata__":
+            dtype, begin = _DTYPES[about["dtype"]], 8 + size + about["data_offsets"][0]
+            found[name.removeprefix(prefix)] = torch.empty(0, dtype=dtype).set_(
+                whole, begin // dtype.itemsize, about["shape"], _strides(about["shape"])
+            )
+    return found
+
+
+def _strides(shape: list[int]) -> list[int]:
+    """Row-major, as the format stores them."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def read_weights(path: Path, part: str) -> Weights:
+    """Weights by the names that `named_tensors` gave them, memory-mapped."""
+    return Weights(_read(path, f"{part}/parameters/"), _read(path, f"{part}/buffers/"))
+
+
+def named_tensors(part: str, weights: Weights) -> dict[str, Tensor]:
+    """The names under which `read_weights` finds them again."""
+    parameters = {f"{part}/parameters/{name}": tensor for name, tensor in weights.parameters.items()}
+    return parameters | {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
+
+
+def seal(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Sealed:
+    """Writes a sealed folder; one of the same name is replaced."""
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}{UNFINISHED}")
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with storing(folder, needed):
+        folder.parent.mkdir(exist_ok=True)  # one level: a run folder that vanished is not made again in silence
+        unfinished.mkdir()
+        try:
+            _write(unfinished, tensors, facts)
+            if folder.exists():
+                remove_folder(folder)
+            unfinished.replace(folder)
+        finally:  # on a full disk half a file would stand in the way of the next attempt
+            shutil.rmtree(unfinished, ignore_errors=True)
+        sync(folder.parent)
+    return Sealed(folder, facts)
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds of which `folder` has a sealed folder `round-…`, in order."""
+    names = [path.name.removeprefix("round-") for path in folder.glob("round-*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    write_tensors(folder / TENSORS, tensors)
+    sync(folder / TENSORS)
+    content = json.dumps({**facts, "tensors": measure(folder / TENSORS)}, indent=1, allow_nan=False)
+    (folder / MANIFEST).write_text(signed_json(content), encoding="utf-8")
+    sync(folder / MANIFEST)
+    sync(folder)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A file of tensors; what the disk refuses is the system's own error, not the library's."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise os_error(str(error)) or error from None
+
+
+def check_layout(buffer: bytes) -> None:
+    """Refuses tensors that are not what the size of their buffer allows, by its header, before any of them is made."""
+    size = int.from_bytes(buffer[:8], "little")
+    if not 0 < size <= min(len(buffer) - 8, MOST_HEADER):
+        raise FedsslError(f"tensors that cannot be read: a header of {size} bytes in a buffer of {len(buffer)}")
+    for name, about in json.loads(buffer[8 : 8 + size]).items():
+        if name == "__metadata__":
+            continue
+        if about["dtype"] not in _DTYPES:
+            raise FedsslError(f"{name}: tensors of type {about['dtype']} are not part of any model here")
+        whole = all(type(length) is int and length >= 0 for length in about["shape"])
+        # Also of an empty tensor: its strides are products of the other lengths.
+        if not whole or math.prod(max(length, 1) for length in about["shape"]) > len(buffer):
+            raise FedsslError(f"{name}: a shape that does not fit into {len(buffer)} bytes")
+
+
+def unseal(folder: Path) -> Sealed:
+    """Opens a sealed folder after checking every byte of it; DamagedError says which file and why."""
+    facts: dict[str, Any] = json.loads(read_signed(folder / MANIFEST))
+    facts.pop("sha256")
+    if problem := problem_of(folder / TENSORS, facts.pop("tensors")):
+        raise DamagedError(f"{folder / TENSORS}: {problem}")
+    return Sealed(folder, facts)

@@ -1,0 +1,58 @@
+"""Settings are constructor arguments: these annotations give each its range, and `describe` reads them back.
+
+A registry maps a name to a class or function; its keyword-only arguments (or dataclass fields) are the settings
+that a config may give. `config.py` turns the same annotations into checks and error texts.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from annotated_types import Ge, Gt, Interval
+from pydantic import StringConstraints, TypeAdapter, ValidationError
+
+from fedssl.core.errors import FedsslError
+
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(1)]
+# It becomes part of paths and of commands: letters, digits, . _ - only, and no dot first.
+ClientName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def client_title(client: int, names: Sequence[str]) -> str:
+    """`client 2 (north ward)`, or without a name `client 2`."""
+    return f"client {client} ({names[client]})" if client < len(names) else f"client {client}"
+
+
+def check_client_name(name: str, field: str) -> None:
+    """Refuses what is no name of a client; `field` says where it was given."""
+    try:
+        TypeAdapter(ClientName).validate_python(name)
+    except ValidationError:
+        raise FedsslError(f"{field}: {name!r} is no name: letters, digits, . _ - and no dot first") from None
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    annotation: Any
+    default: Any  # inspect.Parameter.empty: must be given
+
+
+def settings_of(factory: Callable[..., Any]) -> dict[str, Setting]:
+    """The keyword-only arguments of a factory (also of a functools.partial), with annotations and defaults."""
+    function = inspect.unwrap(getattr(factory, "func", factory))
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    return {
+        name: Setting(name, hints.get(name, Any), parameter.default)
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def summary_of(factory: Callable[..., Any]) -> str:
+    """The first line of a factory's docstring."""
+    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]

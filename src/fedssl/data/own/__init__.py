@@ -1,0 +1,1 @@
+"""A user's own images: layout, found, decoding, cache."""

@@ -1,0 +1,313 @@
+"""A user's own images as a dataset: found in one of five layouts, decoded once, with labels and clients if known."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Interval
+from pydantic import AfterValidator
+
+from fedssl.core.errors import FedsslError
+from fedssl.core.extras import need
+from fedssl.core.progress import Progress, silent
+from fedssl.core.seeding import numpy_stream
+from fedssl.core.settings import Count
+from fedssl.data.dataset import Dataset, Images, Original, Refusal
+from fedssl.data.folders import data_folder
+from fedssl.data.holdout import HeldOut, ZeroIsNone, with_validation
+from fedssl.data.own import arrays, manifest
+from fedssl.data.own.arrays import find_in_array
+from fedssl.data.own.cache import DecodedImages, decoded
+from fedssl.data.own.decoding import LARGEST_GREY, Decoding
+from fedssl.data.own.folder import Files, find_in_folder
+from fedssl.data.own.found import Found, Part, Sample, by_number, printable, shortened
+from fedssl.data.own.hugging_face import BY_NAME, find_in_dataset, is_saved_dataset
+from fedssl.data.own.manifest import find_in_manifest
+from fedssl.data.partition import Owners
+
+Layout = Literal["auto", "folder", "silos", "array", "manifest", "hugging-face"]
+Grey = Annotated[int, Interval(ge=1, le=LARGEST_GREY)]
+PLACES = "a folder, a .npz or .npy file, a .csv or .parquet manifest, a saved Hugging Face dataset, or hf:NAME"
+
+
+def absolute(place: str) -> str:
+    """So that a run's config.toml finds the images from any folder; the name of a Hugging Face dataset stays."""
+    return os.path.abspath(os.path.expanduser(place)) if place and not place.startswith(BY_NAME) else place  # noqa: PTH100, PTH111
+
+
+Place = Annotated[str, AfterValidator(absolute)]
+
+
+def folder(
+    progress: Progress = silent,
+    *,
+    path: Place = "",
+    layout: Layout = "auto",
+    image_size: Count = 64,
+    channels: Literal[1, 3] = 3,
+    fit: Literal["crop", "stretch"] = "crop",
+    white: Grey = LARGEST_GREY,
+    labels: bool = True,
+    image_column: str = "",
+    label_column: str = "",
+    client_column: str = "",
+    eval_train: Place = "",
+    eval_test: Place = "",
+    test_fraction: HeldOut = 0.0,
+    strict: bool = False,
+    validation_images: ZeroIsNone = 0,
+) -> Dataset:
+    """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
+    _need_readers(eval_train, eval_test)
+    columns = {"image": image_column, "label": label_column, "client": client_column}
+    reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
+    found = reader.find(path, "data.path", layout, columns, labels)
+    if test_fraction and eval_test:
+        raise FedsslError("data.test_fraction: there are test images already, in data.eval_test: set it to 0")
+    if test_fraction:
+        found = _with_test_part(found, test_fraction)
+    train = reader.read(found, "train")
+    learn = reader.read_evaluation(found, "eval_train", eval_train, columns)
+    test = reader.read_evaluation(found, "eval_test", eval_test, columns)
+    if not train.samples:
+        raise FedsslError(f"data.path: {found.place}: no image there can be used{reader.in_short()}")
+    evaluated = _evaluated_classes(train, learn, test)
+    classes = evaluated + [name for name in train.class_names() if name not in evaluated]
+    dataset = Dataset(
+        name="folder",
+        train=train.images(classes),
+        test=test.images(evaluated) if test else None,
+        eval_train=learn.images(evaluated) if learn else None,
+        source=f"{len(train.samples):,} images of {found.place}",
+        owners=_owners(found.clients, train.samples),
+        originals=train.originals(),
+        test_originals=test.originals() if test else (),
+        refused=tuple(reader.refused),
+        remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
+    )
+    return with_validation(dataset, validation_images)
+
+
+def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
+    """A remark on images that hold less than their pixels will say."""
+    small = [one for one in originals if min(one.width, one.height) < size]
+    if small:
+        least = min(small, key=lambda one: one.width * one.height)
+        yield (
+            f"{len(small):,} of {len(originals):,} images are smaller than data.image_size = {size} and were enlarged; "
+            f"the smallest, {shortened(least.name)}, is {least.width} x {least.height}"
+        )
+
+
+def sites(
+    progress: Progress = silent,
+    *,
+    image_size: Count = 64,
+    channels: Literal[1, 3] = 3,
+    fit: Literal["crop", "stretch"] = "crop",
+    white: Grey = LARGEST_GREY,
+    eval_train: Place = "",
+    eval_test: Place = "",
+) -> Dataset:
+    """Images that stay at the sites of a deployment (`fedssl client --data`); here may be some for evaluation."""
+    if bool(eval_train) != bool(eval_test):
+        raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
+    _need_readers(eval_train, eval_test)
+    reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
+    nowhere = Found("", [], Files([]), [], (), ())
+    learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
+    test = reader.read_evaluation(nowhere, "eval_test", eval_test, {})
+    classes = _evaluated_classes(learn, learn, test) if learn else []
+    return Dataset(
+        name="sites",
+        train=Images(torch.empty(0, channels, image_size, image_size, dtype=torch.uint8)),
+        test=test.images(classes) if test else None,
+        eval_train=learn.images(classes) if learn else None,
+        source="images at their own sites",
+        test_originals=test.originals() if test else (),
+        refused=tuple(reader.refused),
+    )
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """The images of one part that can be used."""
+
+    samples: list[Sample]
+    cached: DecodedImages
+
+    @property
+    def labelled(self) -> bool:
+        return all(sample.label is not None for sample in self.samples)
+
+    def class_names(self) -> list[str]:
+        return sorted({str(sample.label) for sample in self.samples}, key=by_number) if self.labelled else []
+
+    def images(self, classes: Sequence[str]) -> Images:
+        if not self.labelled:
+            return self.cached.images()
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels = torch.tensor([numbers[str(sample.label)] for sample in self.samples], dtype=torch.int64)
+        return self.cached.images(labels, tuple(classes))
+
+    def originals(self) -> tuple[Original, ...]:
+        used = (outcome for outcome in self.cached.outcomes if not outcome.refused)
+        return tuple(
+            Original(sample.name, one.sha256, one.width, one.height, one.kind)
+            for sample, one in zip(self.samples, used, strict=True)
+        )
+
+
+@dataclass
+class _Reader:
+    """Decodes the parts of a dataset, all in the same way, and remembers what was refused."""
+
+    decoding: Decoding
+    strict: bool
+    progress: Progress
+    refused: list[Refusal] = field(default_factory=list)
+    places: list[DecodedImages] = field(default_factory=list)
+
+    def find(self, place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+        found = find_images(place, field, layout, columns, labels)
+        for one in found.refused:
+            self._refuse(one)
+        return found
+
+    def read(self, found: Found, part: Part, *, all_parts: bool = False) -> _Decoded:
+        numbers = [number for number, sample in enumerate(found.samples) if all_parts or sample.part == part]
+
+        def refuse(number: int, reason: str) -> None:
+            sample = found.samples[number]
+            self._refuse(Refusal(sample.name, reason, sample.client or ""))
+
+        cached = decoded(found.source, numbers, self.decoding, self.progress, "decoding images", refuse)
+        self.places.append(cached)
+        used = zip(numbers, cached.outcomes, strict=True)
+        return _Decoded([found.samples[number] for number, outcome in used if not outcome.refused], cached)
+
+    def read_evaluation(self, found: Found, part: Part, place: str, columns: Mapping[str, str]) -> _Decoded | None:
+        """The images at the place if one is given, else those that the training data set apart; None: no such."""
+        if place:
+            found = self.find(place, f"data.{part}", "auto", columns, True)
+            apart = any(sample.part == part for sample in found.samples)
+            read = self.read(found, part, all_parts=not apart)
+            if not read.samples or not read.labelled:
+                raise FedsslError(
+                    f"data.{part}: {found.place}: {len(read.samples)} images, but evaluation needs labelled ones: "
+                    "subfolders named by class, a label column, or an array of labels"
+                )
+            return read
+        if not any(sample.part == part for sample in found.samples):
+            return None
+        read = self.read(found, part)
+        return read if read.samples and read.labelled else None
+
+    def _refuse(self, one: Refusal) -> None:
+        if self.strict:
+            raise FedsslError(f"{one.file}: {one.reason} (data.strict is on: remove or mend the file)")
+        self.refused.append(one)
+
+    def in_short(self) -> str:
+        if not self.refused:
+            return ""
+        first = "; ".join(f"{shortened(one.file)}: {one.reason}" for one in self.refused[:3])
+        return f" ({len(self.refused):,} refused: {first}{'; …' if len(self.refused) > 3 else ''})"
+
+    def remarks(self) -> list[str]:
+        size = sum(place.num_bytes for place in self.places) / 1e6
+        found = [f"the decoded images are {size:,.1f} MB in {self.places[0].folder.parent}"]
+        return found + ([f"files that cannot be used are left out{self.in_short()}"] if self.refused else [])
+
+
+def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+    """What a place holds in its layout; `field` is the setting or option that named the place."""
+    if not place:
+        raise FedsslError(f"{field}: say where your images are: {PLACES}")
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        raise FedsslError(
+            f"{field}: {printable(place)}: its name is no UTF-8: rename it, or make a link to it"
+        ) from None
+    path = Path(place)
+    kind = _recognised(place) if layout == "auto" else layout
+    if kind == "hugging-face":
+        return find_in_dataset(place, columns, labels=labels)
+    if not (path.is_dir() if kind in ("folder", "silos") else path.is_file()):
+        what = "folder" if kind in ("folder", "silos") else "file"
+        raise FedsslError(f"{field}: {printable(place)}: there is no such {what}: name {PLACES}")
+    if kind == "array":
+        return find_in_array(path, columns, labels=labels)
+    if kind == "manifest":
+        names = {"path": "image", "client": "client", "label": "label"}
+        given = {name: columns[key] or name for name, key in names.items()}
+        return find_in_manifest(path, {**given, "split": "split"}, labels=labels)
+    if data_folder().resolve().is_relative_to(path.resolve()):
+        raise FedsslError(
+            f"{field}: {printable(place)}: the cache {data_folder()} lies inside, and nothing is ever written among "
+            "your images: name another folder in FEDSSL_DATA"
+        )
+    return find_in_folder(path, silos=kind == "silos", labels=labels)
+
+
+def _need_readers(*places: str) -> None:
+    """What places of evaluation need, before the training images are decoded, which may take an hour."""
+    for place in filter(None, places):
+        if _recognised(place) == "hugging-face":
+            need("hf", printable(place))
+        elif place.lower().endswith(".parquet"):
+            need("parquet", printable(place))
+
+
+def _recognised(place: str) -> Layout:
+    ending = Path(place).suffix.lower()
+    if place.startswith(BY_NAME) or is_saved_dataset(Path(place)):
+        return "hugging-face"
+    if ending in arrays.ENDINGS:
+        return "array"
+    return "manifest" if ending in manifest.ENDINGS else "folder"
+
+
+def _with_test_part(found: Found, fraction: float) -> Found:
+    """A share of every class set apart to test with; the same images whatever the seed of the run."""
+    training = [number for number, sample in enumerate(found.samples) if sample.part == "train"]
+    if not training or any(found.samples[number].label is None for number in training):
+        why = "".join(f" ({remark})" for remark in found.remarks)
+        raise FedsslError(
+            f"data.test_fraction: {found.place}: the images have no labels to test with{why}: set it to 0"
+        )
+    by_class: dict[str, list[int]] = {}
+    for number in training:
+        by_class.setdefault(str(found.samples[number].label), []).append(number)
+    samples = list(found.samples)
+    for name, members in by_class.items():
+        order = numpy_stream(0, "test part", name).permutation(members)
+        for number in order[: min(max(round(fraction * len(members)), 1), len(members) - 1)]:
+            samples[number] = replace(samples[number], part="eval_test")
+    return replace(found, samples=samples)
+
+
+def _owners(clients: tuple[str, ...], samples: list[Sample]) -> Owners | None:
+    numbers = {name: number for number, name in enumerate(clients)}
+    return Owners(np.array([numbers[str(s.client)] for s in samples], np.int64), clients) if clients else None
+
+
+def _evaluated_classes(train: _Decoded, learn: _Decoded | None, test: _Decoded | None) -> list[str]:
+    """The classes that evaluation learns: they are numbered first, so that their numbers have no gaps."""
+    known = (learn or train).class_names()
+    if test and not known:
+        raise FedsslError(
+            "data.eval_train: the test images have labels, the training images none: name labelled images to learn from"
+        )
+    for name in test.class_names() if test else []:
+        if name not in known:
+            raise FedsslError(
+                f"data.eval_test: the class {shortened(name)!r} is not among those to learn from "
+                f"({', '.join(map(shortened, known[:10]))}{' …' if len(known) > 10 else ''})"
+            )
+    return known

@@ -1,0 +1,163 @@
+"""The server's side of a deployment: the same run as anywhere, whose clients and their images are elsewhere."""
+
+import json
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedssl.core.devices import choose_device
+from fedssl.core.errors import FedsslError, printable
+from fedssl.core.files import write_atomically
+from fedssl.core.progress import Progress
+from fedssl.data.dataset import Pixels
+from fedssl.data.partition import Partition
+from fedssl.deployment.supervision import MARK
+from fedssl.experiment.build.data import build_dataset
+from fedssl.experiment.build.networks import build_networks
+from fedssl.experiment.build.parts import Parts, build, build_client, build_monitor, build_server, build_warnings
+from fedssl.experiment.config.layers import typed_config
+from fedssl.experiment.config.resolve import check_round
+from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.engine_choice import Choice
+from fedssl.experiment.experiment import Experiment
+from fedssl.experiment.progress.views import PlainView, View
+from fedssl.experiment.records.run_folder import FLOWER, RunFolder
+from fedssl.experiment.records.run_record import read_json
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.engines.flower.directory import ByKey, ByName, Directory, Grid
+from fedssl.federation.engines.flower.engine import FlowerEngine
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.rounds import Engine
+
+SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.log"
+
+ERROR, APP_PID = "error.json", "app.pid"
+
+A_DAY = 86_400.0  # seconds for a client's part of a round where nobody said how long: no wait is without an end
+
+PAUSE = 1.0  # seconds between two looks for replies
+
+
+@dataclass(frozen=True)
+class AtSites:
+    """Clients behind Flower's grid, known by their keys, or by their word where a deployment has none."""
+
+    grid: Grid
+    run: str  # the id under which clients keep their states of this run
+    keys: dict[str, str]  # the public key of each client, as its file has it
+
+    def build(self, config: Config, progress: Progress) -> Parts:
+        names = config.flower.clients
+        if not UPDATE_RULES[config.update_rule.name].shares:
+            raise FedsslError(f"update_rule.name: {config.update_rule.name!r} shares nothing: it needs no deployment")
+        if config.data.name != "sites":
+            return _named(build(config, progress), names)
+        check_round(config, config.client_sampling.clients_per_round or len(names))
+        device = choose_device(config.run.device)
+        dataset = build_dataset(config.data, progress)
+        partition = Partition(tuple(np.empty(0, np.int64) for _ in names), 0, names=tuple(names))
+        method, public_source = build_networks(config, dataset, partition, device, progress)
+        client = build_client(config, method, _nothing)
+        remarks = list(dataset.remarks)
+        if dataset.labelled is None:
+            remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
+        server, monitor = build_server(config, client, len(names)), build_monitor(config, dataset)
+        warnings = build_warnings(config)
+        return Parts(
+            dataset, partition, client, server, monitor, device, remarks, warnings, client.privacy, public_source
+        )
+
+    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
+        return Choice(config.run.model_copy(update={"engine": "flower"}))
+
+    def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
+        """None: states lie at the clients."""
+
+    def engine(
+        self,
+        config: Config,
+        parts: Parts,  # noqa: ARG002
+        folder: RunFolder,
+        store: ClientStore | None,  # noqa: ARG002
+        view: View,
+    ) -> AbstractContextManager[Engine]:
+        names, settings = config.flower.clients, config.as_raw()
+
+        def about(client_id: int) -> Raw:
+            return {"run": self.run, "name": names[client_id], "settings": settings}
+
+        limit = config.failures.client_timeout or A_DAY
+        directory = self._directory(names, view)
+        return FlowerEngine(
+            self.grid, directory, folder.path, about, view.waiting, config.flower.patience, limit, PAUSE
+        )
+
+    def _directory(self, names: list[str], view: View) -> Directory:
+        if not self.keys:
+            return ByName(self.grid, names, view.say)
+        return ByKey(self.grid, names, {key_bytes(text.encode()): name for name, text in self.keys.items()}, view.say)
+
+
+def _named(parts: Parts, names: list[str]) -> Parts:
+    """A shared set is dealt out by the settings; who gets which part is the order of the names."""
+    count = len(parts.partition.clients)
+    if count != len(names):
+        raise FedsslError(f"flower.clients: {len(names)} names for {count} clients (partition.num_clients)")
+    return parts
+
+
+def _nothing(client_id: int) -> Pixels:  # noqa: ARG001
+    return torch.empty(0)
+
+
+def _refuse_other(folder: Path) -> None:
+    """Whoever is on this machine can submit the app with a folder of theirs: a SuperLink of ours has one run."""
+    served = os.environ.get("FLWR_HOME", "")
+    if MARK in os.environ and Path(served).resolve() != (folder / FLOWER).resolve():
+        raise FedsslError(f"folder: {printable(str(folder))}: this SuperLink serves {Path(served).parent} alone")
+
+
+class FileView(PlainView):
+    """Plain lines into a file that `fedssl server` shows."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def say(self, text: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def run_at_server(grid: Grid, settings: Raw) -> None:
+    """What the server's app does: the run in `folder`, from its beginning or from where it was stopped."""
+    folder = Path(str(settings.get("folder", "")))
+    if not (folder / FLOWER / DEPLOYMENT).is_file():
+        raise FedsslError(f"folder: {str(folder)!r} holds no deployment: `fedssl server` makes one")
+    _refuse_other(folder)
+    about: dict[str, Any] = read_json(folder / FLOWER / DEPLOYMENT)
+    config = typed_config(str(folder / FLOWER / SETTINGS))  # `fedssl server` wrote down there what was typed
+    write_atomically(folder / FLOWER / APP_PID, str(os.getpid()))
+    try:
+        surroundings = AtSites(grid, about["run"], about["keys"])
+        Experiment(config, surroundings).run(folder, FileView(folder / FLOWER / PROGRESS), force=about["force"])
+    except FedsslError as error:
+        what = json.dumps({"error": str(error), "exit_code": error.exit_code})
+        write_atomically(folder / FLOWER / ERROR, what)
+        raise
+
+
+def key_bytes(public_key: bytes) -> bytes:
+    """A public key of a node, from the text of its file to the form in which the grid reports it."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key = load_ssh_public_key(public_key)
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return bytes(public_key_to_bytes(key))

@@ -1,0 +1,120 @@
+"""`fedssl client`: a node of Flower's at one site, supervised; it connects outwards only, and comes back by itself."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedssl.core.errors import FedsslError
+from fedssl.deployment.limits import Limits
+from fedssl.deployment.site_run import claim_state
+from fedssl.deployment.supervision import (
+    Child,
+    Patience,
+    Say,
+    free_port,
+    module,
+    reachable,
+    refuse_insecure,
+    running,
+    split_address,
+)
+
+ACCEPTED = "SuperNode ID:"  # what a SuperNode says when the server took it
+NODE = "fedssl.deployment.supernode"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client is started with; nothing of it is the server's to choose."""
+
+    name: str
+    server: str
+    state: Path
+    data: str = ""
+    ca: Path | None = None  # None: no TLS
+    key: Path | None = None
+    device: str = ""
+    allow_code: tuple[str, ...] = ()
+    insecure_anywhere: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self) -> None:
+        host, _ = split_address(self.server)
+        if self.ca is None:
+            refuse_insecure(host, self.insecure_anywhere)
+        elif self.key is None:
+            raise FedsslError("--key: with TLS a client shows its key: make one with `fedssl certificates node NAME`")
+        for path in (self.ca, self.key):
+            if path is not None and not path.is_file():
+                raise FedsslError(f"{path}: there is no such file")
+        if self.data and not Path(self.data).exists():
+            raise FedsslError(f"--data: {self.data}: there is no such folder or file")
+        if any(sign in value for value in self._node().values() for sign in "\"'\\\n"):
+            raise FedsslError(
+                "--data, --state: quotes and backslashes in a path cannot be passed on: rename or link it"
+            )
+        claim_state(self.state, self.name)
+
+    def command(self) -> list[str]:
+        config = " ".join(f'{key}="{value}"' for key, value in self._node().items())
+        security: list[str | Path] = ["--insecure"]
+        if self.ca is not None and self.key is not None:
+            security = ["--root-certificates", self.ca, "--auth-supernode-private-key", self.key]
+        local = ["--host", "127.0.0.1", "--port", str(free_port())]  # between the node and its own app
+        return module(NODE, "--superlink", self.server, *security, *local, "--node-config", config)
+
+    def _node(self) -> dict[str, str]:
+        given = {
+            "name": self.name,
+            "state": str(self.state.absolute()),
+            "data": self.data and str(Path(self.data).absolute()),
+            "device": self.device,
+            "allow-code": ",".join(self.allow_code),
+            **self.limits.as_node(),
+        }
+        return {key: value for key, value in given.items() if value}
+
+
+def take_part(site: Site, say: Say, wait: float) -> None:
+    """Until somebody stops it: connect, take part, and after a loss of any kind come back.
+
+    Not being accepted for `wait` seconds on end is given up, with the reason.
+    """
+    site.check()
+    host, port = split_address(site.server)
+    patience, before = Patience(wait, say), ""
+    while True:
+        why = reachable(host, port, site.ca)
+        if why:
+            patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
+            continue
+        with running(site.command(), site.state / "node.log", site.state / "flower") as node:
+            _follow(node, site, say, patience, before)
+        before = f": {_reason(node)}"
+        patience.wait(f"{site.name}: waiting to be accepted by {site.server}{before}", pause=3.0)
+
+
+def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) -> None:
+    """While the node lives; once the server took it, patience starts anew. `before`: why the last one ended."""
+    accepted = False
+    while not node.ended:
+        if not accepted and ACCEPTED in node.output():
+            accepted = True
+            say(f"{site.name}: connected to {site.server}")
+        if accepted:
+            patience.renew()
+            time.sleep(0.5)
+        else:
+            patience.wait(f"{site.name}: connecting to {site.server}{before and f' again{before}'}", pause=0.5)
+
+
+REFUSED = ("Failed to activate", "uthentic")  # what a SuperNode says when the server will not have it
+
+
+def _reason(node: Child) -> str:
+    if any(mark in node.output() for mark in REFUSED):  # Flower tells nodes no more than that
+        return (
+            "the server does not know this key (give the .pub file to its operator), or still believes the last "
+            "connection alive (a minute at most)"
+        )
+    return f"its node ended with code {node.process.returncode} ({node.last_words()})"

@@ -1,0 +1,120 @@
+"""A client's side of a deployment: its own images, its own state, and what it lets a server decide.
+
+A server decides about the method, the training and the network by its name here. It decides neither about paths nor
+about code: images come from where the client was told at home, a network by import path is refused unless allowed.
+What it may ask for is bounded by the site's own limits, and by what it asked for at the first task of the run.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedssl.core.devices import choose_device
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import write_atomically
+from fedssl.data.dataset import Pixels, fingerprint
+from fedssl.data.partition import Partition
+from fedssl.deployment.limits import Limits, check_disk, check_settings, open_run
+from fedssl.experiment.backends import client_store
+from fedssl.experiment.build.data import build_dataset
+from fedssl.experiment.build.networks import build_networks
+from fedssl.experiment.build.parts import build, build_client
+from fedssl.experiment.config.resolve import choice, resolve
+from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.records.run_record import read_json
+from fedssl.federation.client import Client
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.engines.flower.client_app import Side
+from fedssl.federation.messages import ClientError
+from fedssl.networks.backbones import AllowCode, check_code
+
+OWN, SHARED = "sites", ("cifar10", "cifar100", "synthetic")
+OWNER, LOG = "client.json", "failures.jsonl"
+
+
+def name_of(node: Raw) -> str:
+    return str(node.get("name", ""))
+
+
+def log_of(node: Raw) -> Path:
+    return Path(str(node["state"])) / LOG
+
+
+def open_side(node: Raw, about: Raw) -> Side:
+    """The client's side of the run that a task belongs to; ClientError when the task is not for this client."""
+    name, state = name_of(node), Path(str(node["state"]))
+    if about.get("name") != name:
+        raise ClientError("refused", f"a task for {about.get('name')!r} came to {name!r}")
+    claim_state(state, name)
+    allow_code = tuple(filter(None, str(node.get("allow-code", "")).split(",")))
+    config, limits = checked_settings(about["settings"], allow_code), Limits.of_node(node)
+    check_settings(config, limits)
+    folder = open_run(state / "runs", _run_name(about.get("run")), config, limits)
+    if device := str(node.get("device", "")):
+        config = resolve(config.as_raw() | {"device": device}, allow_code)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
+    check_disk(state, client.state_bytes(), limits)
+    return Side(client, store, state / LOG, config.failures.client_timeout)
+
+
+def claim_state(state: Path, name: str) -> None:
+    """A state folder belongs to one client for ever: one that was copied or swapped is refused."""
+    state.mkdir(parents=True, exist_ok=True)
+    owner = state / OWNER
+    if not owner.exists():
+        write_atomically(owner, json.dumps({"client": name}) + "\n")
+    held_by = read_json(owner).get("client")
+    if held_by != name:
+        raise FedsslError(f"{state}: holds the state of {held_by!r}, not of {name!r}: give each client its own --state")
+
+
+def checked_settings(raw: Raw, allow_code: AllowCode = ()) -> Config:
+    """Settings as they came from the server, checked like any, and refused where they reach into this machine."""
+    check_code(raw.get("network", {}).get("name"), allow_code, "network.name of the server")
+    source = raw.get("data", {}).get("name")
+    if source not in (OWN, *SHARED):
+        raise FedsslError(f"data.name: {source!r} would have the server choose what is read here: use {OWN!r}")
+    # What the server started from is a file of the server's; a client gets those weights with its first task.
+    return resolve(raw | {"init": {}}, allow_code)
+
+
+def _run_name(run: object) -> str:
+    text = str(run)
+    if not (text.isalnum() and len(text) <= 64):
+        raise FedsslError(f"the id of the run, {text[:64]!r}, is no name of a folder")
+    return text
+
+
+@cache
+def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
+    config = resolve(json.loads(raw), allow_code)
+    if config.data.name == OWN:
+        return _with_own_images(config, data, folder)
+    if data:
+        raise FedsslError(f"--data: this run trains on {config.data.name}, not on your own images: leave --data out")
+    parts = build(config)  # a shared set, of which every client has the part that the settings give it
+    return parts.client, client_store(config, parts, folder)
+
+
+def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, ClientStore]:
+    if not data:
+        raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
+    asked = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
+    dataset = build_dataset(choice("data", {"name": "folder", "path": data, "labels": False, **asked}))
+    if len(dataset.train) < 2:
+        raise FedsslError(f"--data: {len(dataset.train)} images can be used: at least 2 are needed")
+    images = dataset.train.unlabelled()
+    device = choose_device(config.run.device)
+    config.local_training.check(device)
+    method, _ = build_networks(config, dataset, Partition((), 0), device)  # none of these images is public
+
+    def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
+        return images.chosen(np.arange(len(images)))
+
+    client = build_client(config, method, images_of)
+    return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))

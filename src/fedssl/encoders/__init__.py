@@ -1,0 +1,1 @@
+"""What was trained, in use: embed, neighbours, finetune, classify, evaluate, export."""

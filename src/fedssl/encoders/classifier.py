@@ -1,0 +1,67 @@
+"""A classifier made from an encoder: backbone and head in one safetensors file that names its classes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedssl.core.errors import FedsslError
+from fedssl.core.weights import Weights
+from fedssl.data.own.decoding import Decoding
+from fedssl.evaluation.fine_tune import new_head
+from fedssl.experiment.records.encoder_file import as_pixels
+from fedssl.networks.backbones import AllowCode, find_backbone
+from fedssl.networks.weight_files import read_weight_file, weight_file
+
+FILE = "classifier.safetensors"
+
+
+class Classifier(nn.Module):
+    """A batch of images (N x C x H x W; uint8, or floats from 0 to 1) to a probability for each class (N x classes)."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, about: dict[str, Any]) -> None:
+        super().__init__()
+        self.backbone, self.head, self.about = backbone, head, about
+
+    @property
+    def class_names(self) -> list[str]:
+        return list(self.about["classes"])
+
+    @property
+    def decoding(self) -> Decoding:
+        """How image files are made ready for it."""
+        return Decoding(**self.about["decoding"])
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = as_pixels(images, (self.about["channels"], *self.about["image_size"]))
+        probabilities: Tensor = self.head(self.backbone(pixels)).softmax(dim=1)
+        return probabilities
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> list[str]:
+        """The name of the most probable class of each image."""
+        return [self.class_names[number] for number in self(images).argmax(dim=1).tolist()]
+
+
+def save_classifier(path: Path, classifier: Classifier) -> None:
+    path.write_bytes(weight_file(Weights.of(classifier).tensors(), classifier.about))
+
+
+def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier:
+    """The classifier of a folder that `fedssl finetune` wrote, or of its file, in evaluation mode."""
+    path = Path(place) / FILE if Path(place).is_dir() else Path(place)
+    file = read_weight_file(path)
+    about = file.about
+    if "classes" not in about:
+        raise FedsslError(f"{path}: not a classifier written by `fedssl finetune`: it names no classes")
+    network = dict(about["network"])
+    backbone = find_backbone(network.pop("name"), allow_code, str(path))(about["channels"], **network)
+    head = new_head(about["feature_size"], about["hidden"], len(about["classes"]), 0)
+    classifier = Classifier(backbone, head, about)
+    try:
+        classifier.load_state_dict(file.tensors)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()
+        raise FedsslError(f"{path}: its weights are not those of the network that it names: {first}") from None
+    return classifier.eval()

@@ -1,0 +1,63 @@
+"""From a run to a folder: the chosen formats, a config.json for programs and a README.md for people."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedssl import __version__
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import new_folder
+from fedssl.encoders.export.formats import FORMATS
+from fedssl.encoders.export.model_card import model_card
+from fedssl.encoders.trained import Client, Network, TrainedEncoder, trained_encoder
+from fedssl.experiment.config.messages import nearest
+from fedssl.experiment.finished_run import FinishedRun
+from fedssl.experiment.records.run_record import RunRecord
+from fedssl.networks.backbones import AllowCode
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and for each format how far its features are from the run's own, where that was measured."""
+
+    folder: Path
+    whose: str
+    files: list[str]
+    differences: dict[str, float]
+
+
+def export_encoder(
+    run: str | Path,
+    out: str | Path,
+    formats: Sequence[str] = ("safetensors",),
+    client: Client = None,
+    network: Network | None = None,
+    allow_code: AllowCode = (),
+) -> Exported:
+    """Writes the encoder in each format into a new folder; what a format cannot hold is refused before that."""
+    finished = FinishedRun.open(run, allow_code)
+    chosen = list(dict.fromkeys(formats))
+    for name in chosen or [""]:
+        if name not in FORMATS:
+            raise FedsslError(f"--to: there is no {name!r}{nearest(name, list(FORMATS))}; known: {', '.join(FORMATS)}")
+    encoder = trained_encoder(finished, client, network)
+    encoder.about["exported_by"] = f"fedssl {__version__}"
+    for name in chosen:
+        FORMATS[name].check(encoder.about)
+    differences = {}
+    with new_folder(Path(out)) as folder:
+        for name in chosen:
+            difference = FORMATS[name].write(encoder, folder / FORMATS[name].file)
+            if difference is not None:
+                differences[name] = difference
+        _describe(RunRecord.read(run), encoder, folder, chosen)
+        files = sorted(path.name for path in folder.iterdir())
+    return Exported(Path(out), encoder.whose, files, differences)
+
+
+def _describe(record: RunRecord, encoder: TrainedEncoder, folder: Path, formats: list[str]) -> None:
+    content = {**encoder.about, "formats": {name: FORMATS[name].file for name in formats}}
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    usage = {name: FORMATS[name].usage(encoder.about) for name in formats}
+    (folder / "README.md").write_text(model_card(record, encoder.about, usage), encoding="utf-8")

@@ -1,0 +1,73 @@
+"""The networks of a run with their first weights, at random or from a file."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Progress, silent
+from fedssl.core.seeding import global_stream
+from fedssl.data.partition import Partition
+from fedssl.data.standard.cached import Dataset
+from fedssl.experiment.build.data import choose_public_images
+from fedssl.experiment.config.schema import Config, Init
+from fedssl.experiment.records.encoder_file import read_encoder
+from fedssl.methods import METHODS
+from fedssl.methods.base import SiameseMethod
+from fedssl.networks.backbones import feature_size, find_backbone
+from fedssl.networks.heads import HeadSizes
+from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone
+
+
+def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
+    """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
+    network = config.network
+    with global_stream(config.run.seed, "initial-weights"):
+        backbone = find_backbone(network.name, config.allow_code)(channels, **(network.model_extra or {}))
+        size = feature_size(backbone, channels, image_size)
+        if config.init.encoder:
+            _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same
+        heads = HeadSizes(network.head_hidden, network.head_out)
+        return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
+
+
+def _start_from(init: Init, backbone: nn.Module) -> None:
+    try:
+        _check_file(init)
+        load_backbone(backbone, read_encoder(init.encoder), init.skip, "init.skip")
+    except FedsslError as error:
+        raise type(error)(f"init.encoder: {error}") from None
+
+
+def _check_file(init: Init) -> str:
+    """The checksum of the file, which must be the one that the settings name, if they do."""
+    path = find_weight_file(init.encoder)
+    found = file_sha256(path)
+    if init.sha256 not in ("", found):
+        raise FedsslError(
+            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
+            "put that one back, or start another run with --fresh and init.sha256 left out"
+        )
+    return found
+
+
+def pinned(config: Config) -> Config:
+    """The settings with the checksum of the file that weights start from, so that no other file can take its place."""
+    if not config.init.encoder:
+        return config
+    try:
+        found = _check_file(config.init)
+    except FedsslError as error:
+        raise FedsslError(f"init.encoder: {error}") from None
+    return replace(config, init=config.init.model_copy(update={"sha256": found}))
+
+
+def build_networks(
+    config: Config, dataset: Dataset, partition: Partition, device: torch.device, progress: Progress = silent
+) -> tuple[SiameseMethod, str]:
+    """The networks where they are trained, and in words where a method's public images come from."""
+    method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    method.public, public_source = choose_public_images(config, dataset, partition, progress)
+    method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return method, public_source

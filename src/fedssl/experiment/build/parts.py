@@ -1,0 +1,121 @@
+"""From settings to the parts of a run: data, partition, networks, client side and server side, checked together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fedssl.core.devices import choose_device
+from fedssl.core.progress import Progress, silent
+from fedssl.data.augmentation.views import RECIPES
+from fedssl.data.dataset import Pixels
+from fedssl.data.partition import Partition
+from fedssl.data.standard.cached import Dataset
+from fedssl.evaluation.context import LabelledData
+from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
+from fedssl.evaluation.protocols import KNN, Linear
+from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
+from fedssl.experiment.build.networks import build_networks
+from fedssl.experiment.config.resolve import make_aggregator
+from fedssl.experiment.config.schema import Config
+from fedssl.federation.client import Client
+from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.privacy.mechanism import PRIVACY, ClientDP, PrivateAverage, run_key
+from fedssl.federation.rounds import Server
+from fedssl.federation.wire import Wire
+from fedssl.methods import METHODS
+from fedssl.methods.base import SiameseMethod
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a run is made of, built and checked before anything is written."""
+
+    dataset: Dataset
+    partition: Partition
+    client: Client
+    server: Server
+    monitor: Monitor | SpreadMonitor | NoMonitor
+    device: torch.device
+    remarks: list[str]
+    warnings: list[str]
+    privacy: ClientDP | None = None
+    public_source: str = ""  # in words, where a method's public images come from
+
+
+def build(config: Config, progress: Progress = silent) -> Parts:
+    """Turns settings into parts, and refuses what cannot work."""
+    device = choose_device(config.run.device)
+    config.local_training.check(device)
+    dataset = build_dataset(config.data, progress)
+    partition = build_partition(config, dataset)
+    remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
+    method, public_source = build_networks(config, dataset, partition, device, progress)
+    client = build_client(config, method, images_of_clients(dataset, partition))
+    server = build_server(config, client, len(partition.clients))
+    monitor = build_monitor(config, dataset)
+    if method.public is not None:
+        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
+    warnings, privacy = build_warnings(config), client.privacy
+    return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, privacy, public_source)
+
+
+def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
+    return Client(
+        method,
+        UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
+        RECIPES[config.augmentation.name](**config.augmentation.settings),
+        config.local_training,
+        images_of,
+        config.run.rounds,
+        config.run.seed,
+        config.uploads.upload,
+        config.uploads.batchnorm,
+        config.run.profile,
+        Wire(config.uploads.wire_dtype),
+        PRIVACY[config.privacy.name](**config.privacy.settings),
+        config.failures.damaged_state == "start-over",
+    )
+
+
+def build_server(config: Config, client: Client, num_clients: int) -> Server:
+    return Server(
+        num_clients,
+        config.client_sampling.clients_per_round,
+        config.run.seed,
+        client.rule,
+        _aggregator(config, client.privacy, num_clients),
+        client.method.pool,
+        config.failures.min_clients,
+        config.failures.retries,
+        client.wire,
+        client.method.payload_problem,
+        client.needed_numbers(),
+    )
+
+
+def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
+    if privacy is None:
+        return make_aggregator(config.aggregation)
+    asked = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
+
+
+def build_warnings(config: Config) -> list[str]:
+    leaves = METHODS[config.method.name].leaves
+    if not leaves or not UPDATE_RULES[config.update_rule.name].shares:
+        return []
+    return [f"FEATURES LEAVE THE CLIENTS: with {config.method.name} every client also sends {leaves}"]
+
+
+def build_monitor(config: Config, dataset: Dataset) -> Monitor | SpreadMonitor | NoMonitor:
+    settings = config.evaluation
+    if dataset.labelled is None:
+        return SpreadMonitor(dataset.train.pixels, settings.features) if len(dataset.train) else NoMonitor()
+    return Monitor(
+        LabelledData(dataset.name, *dataset.labelled),
+        KNN(k=settings.k, temperature=settings.temperature, features=settings.features),
+        Linear(epochs=settings.linear_epochs) if settings.linear_probe else None,
+        config.run.seed,
+    )

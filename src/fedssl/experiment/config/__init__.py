@@ -1,0 +1,1 @@
+"""Settings: schema, layers of presets and files, validation, messages."""

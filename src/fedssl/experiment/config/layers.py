@@ -1,0 +1,124 @@
+"""Presets, files and overrides: layers of tables, the later over the earlier, before they are validated."""
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.errors import FedsslError
+from fedssl.experiment.config.messages import nearest
+from fedssl.experiment.config.resolve import known_settings, resolve
+from fedssl.experiment.config.schema import Config, Raw
+from fedssl.networks.backbones import AllowCode, find_backbone
+
+
+def preset_names(folder: str = "") -> list[str]:
+    names = [path.name.removesuffix(".toml") for path in _presets(folder).iterdir() if path.name.endswith(".toml")]
+    return sorted(names)
+
+
+def preset_description(name: str, folder: str = "") -> str:
+    return str(_read_preset(name, folder).get("description", ""))
+
+
+def _presets(folder: str) -> Any:
+    root = resources.files(__package__) / "presets"
+    return root / folder if folder else root
+
+
+def _read_preset(name: str, folder: str = "") -> Raw:
+    return tomllib.loads((_presets(folder) / f"{name}.toml").read_text())
+
+
+def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
+    """The tables of PRESET, PRESET+ALGORITHM or a TOML file, with overrides such as {"update_rule.tau": 0.5} on top."""
+    raw = _load_file(Path(name)) if name.endswith(".toml") else _load_preset(name)
+    return _merged(raw, _nested(overrides or {}))
+
+
+def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:
+    """Settings with which fedssl's own networks can be built, and those that were allowed."""
+    return resolve(load_raw(name, overrides), allow_code)
+
+
+def typed_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Settings that a person typed, or whose file they named: they allow the network that they name, and no other."""
+    config = load_config(name, overrides)
+    find_backbone(config.network.name, [config.network.name])  # what cannot be imported is said at once
+    return replace(config, allow_code=(config.network.name,))
+
+
+def _load_preset(name: str) -> Raw:
+    setting, *algorithms = name.split("+")
+    if setting not in preset_names():
+        near = nearest(setting, preset_names())
+        raise FedsslError(f"there is no preset or .toml file {setting!r}{near}: `fedssl presets` lists them")
+    raw = _extended(_read_preset(setting))
+    for algorithm in algorithms:
+        if algorithm not in preset_names("algorithms"):
+            near = nearest(algorithm, preset_names("algorithms"))
+            raise FedsslError(f"there is no algorithm {algorithm!r}{near}: `fedssl presets` lists them")
+        layer = _read_preset(algorithm, "algorithms")
+        layer.pop("description", None)
+        raw = _merged(raw, layer)
+    return raw
+
+
+def _load_file(path: Path) -> Raw:
+    try:
+        return _extended(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise FedsslError(f"{path}: there is no such file; `fedssl presets` lists what comes with fedssl") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedsslError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise FedsslError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _extended(raw: Raw) -> Raw:
+    """A file may build on a preset: extends = "paper" or "cifar10-noniid+fedu"."""
+    base = raw.pop("extends", None)
+    return raw if base is None else _merged(_load_preset(str(base)), raw)
+
+
+def _merged(base: Raw, layer: Raw) -> Raw:
+    """`layer` over `base`; where it names another entry of a registry, settings which that one lacks fall away."""
+    merged = copy.deepcopy(base)
+    for key, value in layer.items():
+        if not isinstance(value, dict) or not isinstance(merged.get(key), dict):
+            merged[key] = value
+            continue
+        table = merged[key]
+        name = value.get("name", table.get("name"))
+        known = known_settings(key, name) if name != table.get("name") else None
+        if known is not None:
+            table = {setting: v for setting, v in table.items() if setting in known}
+        merged[key] = {**table, **value}
+    return merged
+
+
+def _nested(overrides: Mapping[str, Any]) -> Raw:
+    nested: Raw = {}
+    for path, value in overrides.items():
+        *tables, key = path.split(".")
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise FedsslError(f"{path}: {table!r} is a value, not a table")
+        place[key] = value
+    return nested
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`update_rule.tau=0.5` -> (path, value); the value is TOML, or a plain text if it is not."""
+    path, separator, value = text.partition("=")
+    if not separator or not path.strip():
+        raise FedsslError(f"--set {text}: write it as table.key=value, for example update_rule.tau=0.5")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value.strip()

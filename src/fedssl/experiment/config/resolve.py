@@ -1,0 +1,211 @@
+"""From tables to validated settings; an unknown key or a value out of range is an error that names the key."""
+
+import copy
+from inspect import Parameter
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from fedssl.core.errors import FedsslError
+from fedssl.core.settings import Setting, settings_of
+from fedssl.experiment.config.messages import OTHER_KEYS, OTHER_TABLES, describe_type, known_name, nearest
+from fedssl.experiment.config.schema import (
+    CHOICES,
+    COMMON,
+    DEFAULTS,
+    MODELS,
+    STRICT,
+    TABLES,
+    Choice,
+    Config,
+    Network,
+    Raw,
+    Run,
+)
+from fedssl.federation.local_training import LocalTraining
+from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.methods import METHODS
+from fedssl.networks.backbones import BACKBONES, AllowCode, in_list, package_of
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def known_settings(table: str, name: Any) -> set[str] | None:
+    """The keys that a table may have when it names this entry; None where the name does not decide that."""
+    if not isinstance(name, str):
+        return None
+    if table == "network":  # nothing is known of a user's own network: it starts from its own defaults
+        return {*(settings_of(BACKBONES[name]) if name in BACKBONES else ()), *Network.model_fields}
+    if table in CHOICES and name in CHOICES[table]:
+        return {*_choice_settings(table, name), "name"}
+    return None
+
+
+def _choice_settings(table: str, name: str) -> dict[str, Setting]:
+    common = settings_of(COMMON[table]) if table in COMMON else {}
+    return settings_of(CHOICES[table][name]) | common
+
+
+def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
+    """Checks every table and fills in every default; imports nothing."""
+    raw = copy.deepcopy(raw)
+    raw.pop("description", None)
+    top = {key: raw.pop(key) for key in list(raw) if key not in TABLES}
+    _refuse_unknown("", top, [*Run.model_fields, *TABLES])
+    for table, value in raw.items():
+        if not isinstance(value, dict):
+            raise FedsslError(f"{table}: expected a table of settings, got {value!r}")
+    method = known_name("method.name", raw.setdefault("method", {}).get("name", "byol"), METHODS)
+    # What the method's paper trains it with, unless the config says otherwise.
+    raw.setdefault("augmentation", {}).setdefault("name", METHODS[method].recipe)
+    raw.setdefault("local_training", {}).setdefault("schedule", METHODS[method].schedule)
+    chosen = {table: choice(table, raw.get(table, {}), DEFAULTS.get(table, "")) for table in CHOICES}
+    models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
+    training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
+    models["network"] = _complete(models["network"])
+    config = Config(
+        run=_validated("", Run, top),
+        local_training=LocalTraining(**training),
+        allow_code=in_list(allow_code),
+        **chosen,  # type: ignore[arg-type]
+        **models,  # type: ignore[arg-type]
+    )
+    _check_together(config)
+    return config
+
+
+def choice(table: str, raw: Raw, default: str = "") -> Choice:
+    """One table that names an entry of its registry, checked and with every default filled in."""
+    raw = dict(raw)
+    name = known_name(f"{table}.name", raw.pop("name", default), CHOICES[table])
+    return Choice(name, _settings(table, _choice_settings(table, name), raw))
+
+
+def _settings(table: str, settings: dict[str, Setting], raw: Raw) -> Raw:
+    """Validated values for all settings, by the annotations of the arguments they stand for."""
+    fields: dict[str, Any] = {
+        name: (setting.annotation, ... if setting.default is Parameter.empty else setting.default)
+        for name, setting in settings.items()
+    }
+    model = create_model(table, __config__=STRICT, **fields)
+    return _validated(table, model, raw).model_dump()
+
+
+def _validated(table: str, model: type[Model], raw: Raw) -> Model:
+    if model.model_config.get("extra") == "forbid":
+        _refuse_unknown(table, raw, list(model.model_fields))
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(table, model, dict(problem)) for problem in error.errors()]
+        raise FedsslError("; ".join(dict.fromkeys(lines))) from None
+
+
+def _explain(table: str, model: type[BaseModel], problem: Raw) -> str:
+    """One problem in words: the path of the key, what was given, and the range it must be in."""
+    key = str(problem["loc"][0])
+    path = f"{table}.{key}" if table else key
+    if problem["type"] == "missing":
+        return f"{path}: must be given"
+    expected = describe_type(model.model_fields[key])
+    return f"{path}: {problem['input']!r} is not {expected}"
+
+
+def _refuse_unknown(table: str, raw: Raw, known: list[str]) -> None:
+    for key in raw:
+        if key not in known:
+            path = f"{table}.{key}" if table else key
+            if not table and isinstance(raw[key], dict) and raw[key]:
+                path = f"{key}.{next(iter(raw[key]))}"
+            meant = _elsewhere(path)
+            suggested = f" (did you mean {meant!r}?)" if meant else nearest(key, known)
+            raise FedsslError(f"{path}: unknown key{suggested}; known here: {', '.join(known)}")
+
+
+def _elsewhere(path: str) -> str:
+    """The setting that a path of another table, or of other software, stands for; "" when there is none."""
+    table, _, key = path.rpartition(".")
+    table, key = OTHER_TABLES.get(table, table), OTHER_KEYS.get(key, key)
+    settings = {"": set(Run.model_fields), "local_training": set(settings_of(LocalTraining))}
+    settings |= {name: set(model.model_fields) for name, model in MODELS.items()}
+    settings |= {name: {"name"}.union(*(_choice_settings(name, one) for one in CHOICES[name])) for name in CHOICES}
+    settings["network"].update(*(settings_of(factory) for factory in BACKBONES.values()))
+    tables = (table,) if key == "name" else (table, *settings)
+    meant = [f"{name}.{key}".removeprefix(".") for name in tables if key in settings.get(name, ())]
+    return meant[0] if meant and meant[0] != path else ""
+
+
+def _complete(network: BaseModel) -> Network:
+    """The network with every setting of its backbone, so that one left out is the same as one with its default."""
+    assert isinstance(network, Network)
+    if package_of(network.name):  # the user's own: its settings are its own business
+        return network
+    settings = _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
+    return network.model_copy(update=settings)
+
+
+def _check_together(config: Config) -> None:
+    num_clients = config.partition.settings["num_clients"]
+    per_round = config.client_sampling.clients_per_round
+    if per_round is not None and num_clients is not None and per_round > num_clients:
+        raise FedsslError(
+            f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
+        )
+    if num_clients is not None:
+        check_round(config, per_round or num_clients)
+    if config.update_rule.settings.get("lambda_at") == "client" and config.uploads.upload == "target":
+        raise FedsslError(
+            "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
+            "another: use 'server'"
+        )
+    _check_privacy(config)
+
+
+def _check_privacy(config: Config) -> None:
+    """Refuses whatever would let exact values of a client out, or does not bound what one client can do."""
+    if config.privacy.name == "none":
+        return
+    rule, method = config.update_rule, METHODS[config.method.name]
+    if not UPDATE_RULES[rule.name].shares:
+        raise FedsslError(f"privacy.name: with update_rule.name = {rule.name!r} nothing is shared: use 'none'")
+    if config.uploads.batchnorm == "average":
+        raise FedsslError(
+            "privacy.name: exact BatchNorm statistics would leave the clients: "
+            "set aggregation.batchnorm to 'local-statistics' or 'local-layers'"
+        )
+    if config.aggregation.name != "weighted-average":
+        raise FedsslError(
+            f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
+            "result: use 'weighted-average' (its weights are then equal)"
+        )
+    if config.failures.damaged_state == "start-over" and config.privacy.settings["placement"] == "local":
+        raise FedsslError(
+            "failures.damaged_state: a client that adds noise of its own keeps the key of it in its state and cannot "
+            "start over without it: use 'error'"
+        )
+    if method.leaves:
+        raise FedsslError(
+            f"privacy.name: {config.method.name} also sends {method.leaves}, which no noise protects: "
+            "use another method.name"
+        )
+    if rule.settings.get("lambda_at") == "server" and rule.settings.get("scale") is None:
+        raise FedsslError(
+            "privacy.name: lambda_k would be made at the server from a client's exact weights: "
+            "set update_rule.lambda_at to 'client', or a fixed update_rule.scale"
+        )
+
+
+def check_round(config: Config, asked: int) -> None:
+    """Refuses a quorum or an aggregator that rounds of so many clients cannot satisfy."""
+    needed = config.failures.min_clients
+    if needed is not None and needed > asked:
+        raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
+    if UPDATE_RULES[config.update_rule.name].shares:
+        make_aggregator(config.aggregation).check(asked)
+
+
+def make_aggregator(chosen: Choice) -> Aggregator:
+    factory = AGGREGATORS[chosen.name]
+    return factory(**chosen.settings_for(factory))

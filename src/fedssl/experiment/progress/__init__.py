@@ -1,0 +1,1 @@
+"""What a run shows while it goes on: views, loggers, health, stopping."""

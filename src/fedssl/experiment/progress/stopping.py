@@ -1,0 +1,103 @@
+"""Ctrl-C, SIGTERM and SIGHUP as a request: the batch in hand is finished, then the run stops and keeps what it has."""
+
+import contextlib
+import os
+import signal
+import stat
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from fedssl.experiment.progress.views import View
+
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows knows no such signal
+
+
+def stop_signals() -> list[int]:
+    """Those that ask to stop; what nohup has ignored stays ignored."""
+    hang_up = [HANG_UP] if HANG_UP and signal.getsignal(HANG_UP) != signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hang_up]
+
+
+def forget_terminal(number: int) -> None:
+    """After a hang-up it is gone, and every line written to it would be an error."""
+    if number != HANG_UP:
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # closed long ago
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
+
+
+class StopRequest:
+    """Holds back the first signal until `check` is called at a safe point; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._received) for number in stop_signals()}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        forget_terminal(number)
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def check(self) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (self.signal or signal.SIGINT)
+
+
+class StoppableView:
+    """A view that passes everything on, and between two batches or rounds looks whether somebody wants to stop."""
+
+    def __init__(self, view: View, request: StopRequest) -> None:
+        self.view, self.request = view, request
+
+    def __enter__(self) -> Self:
+        self.view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.view.__exit__(kind, error, trace)
+
+    def preparing(self, text: str, done: int, total: int | None) -> None:
+        self.view.preparing(text, done, total)
+        self.request.check()
+
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
+        self.view.start(title, rounds, steps, done)
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        self.view.step(client_id, done, total, images)
+        self.request.check()
+
+    def evaluating(self, text: str, done: int, total: int) -> None:
+        self.view.evaluating(text, done, total)
+        self.request.check()
+
+    def waiting(self, text: str) -> None:
+        self.view.waiting(text)
+        self.request.check()
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        self.view.round_finished(record)
+        self.request.check()
+
+    def say(self, text: str) -> None:
+        self.view.say(text)

@@ -1,0 +1,169 @@
+"""Going on with a run folder: what may have changed since, and what would make it another run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.checksums import problem_of, problems_in
+from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.files import move_aside
+from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.records.encoder_file import read_encoder
+from fedssl.experiment.records.run_folder import RunFolder
+from fedssl.experiment.records.run_record import ENCODER, SUMMARY, check_config, read_environment, read_summary, vouched
+from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
+from fedssl.federation.client_store import ClientStore
+
+# What does not decide the weights of the rounds that are done; a table's name stands for all its settings.
+HARMLESS = (
+    *("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures"),
+    *("flower.cpus_per_client", "flower.gpus_per_client", "flower.ray_address", "flower.patience"),
+)
+# What of a run's records can be written again from what is known, and what no result depends on.
+MADE_AGAIN = ("partition.json", "refused.jsonl", "metrics.csv")
+PUT_ASIDE = ("environment.json", "failures.jsonl", "profile.jsonl", "evaluation.jsonl")
+START_OVER = "--set failures.damaged_state=start-over"
+# Another value of these gives other bits.
+BITS = ("packages.torch", "packages.numpy", "torch_threads", "device", "cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is not what it was when the run began."""
+
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def harmless(self) -> bool:
+        return self.key in HARMLESS or self.key.split(".")[0] in HARMLESS
+
+    def __str__(self) -> str:
+        return f"{self.key} {setting_text(self.old)} → {setting_text(self.new)}"
+
+
+def changes(old: Raw, new: Raw) -> list[Change]:
+    """Every setting whose value differs, by its dotted name."""
+    before, now = flatten(old), flatten(new)
+    keys = [*before, *(key for key in now if key not in before)]
+    return [Change(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+
+
+def as_begun(folder: Path, config: Config) -> Config:
+    """An engine that is left to us stays the one with which the run was begun: another has other bits."""
+    if config.run.engine != "auto":
+        return config
+    begun = load_config(str(check_config(folder))).run
+    threads = config.run.threads or begun.threads
+    chosen = {"engine": begun.engine, "workers": begun.workers, "threads": threads}
+    return replace(config, run=config.run.model_copy(update=chosen))
+
+
+def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:
+    """The harmless changes that `force` allows; anything else is refused with all differences."""
+    found = changes(load_config(str(check_config(folder))).as_raw(), config.as_raw())
+    listed = "; ".join(str(change) for change in found)
+    if any(not change.harmless for change in found):
+        raise FedsslError(
+            f"{folder}: this run was begun with other settings: {listed}. "
+            "Go on with the old ones, or start another run with --fresh"
+        )
+    if found and not force:
+        raise FedsslError(
+            f"{folder}: this run was begun with other settings: {listed}. They may change: say so with --force"
+        )
+    return found
+
+
+def changed_environment(folder: Path, environment: dict[str, Any]) -> list[Change]:
+    """What is different here from where the run was begun or last gone on with, as far as it decides bits."""
+    before = read_environment(folder)
+    before = before | (before["resumed"][-1]["environment"] if before.get("resumed") else {})
+    return [change for change in changes(before, environment) if before and change.key in BITS]
+
+
+def last_checkpoint(
+    folder: RunFolder, checkpoints: CheckpointStore, store: ClientStore | None, config: Config
+) -> tuple[Checkpoint | None, list[str]]:
+    """Where a run goes on and what was found damaged on the way; None: it was stopped before anything was saved."""
+    harmed: dict[int, list[str]] = {}  # by the round of a checkpoint: what is wrong with states of clients
+
+    def recorded(checkpoint: Checkpoint) -> None:
+        seals, path = checkpoint.course.get("files", {}), folder.path / "rounds.jsonl"
+        if path.name in seals and (problem := problem_of(path, seals[path.name])):
+            raise DamagedError(f"{path}: {problem}")
+
+    def whole(checkpoint: Checkpoint) -> None:
+        recorded(checkpoint)
+        found = damaged_states(store, checkpoint) if store else []  # else they lie at the clients, who check them
+        if found:
+            harmed[checkpoint.state.round_number] = found
+            raise DamagedError("; ".join(found))
+
+    try:
+        checkpoint, damaged = checkpoints.newest(whole)
+    except DamagedError as error:
+        if not harmed:
+            raise
+        if config.failures.damaged_state == "error":
+            raise DamagedError(f"{error}; or let the clients named start over: {START_OVER} --force") from None
+        checkpoint, damaged = checkpoints.newest(recorded)
+        assert checkpoint is not None
+        damaged += [f"{text}; the client starts over" for text in harmed[checkpoint.state.round_number]]
+    if checkpoint is None and any(record.get("clients") for record in folder.written_rounds()):
+        raise DamagedError(
+            f"{checkpoints.folder}: holds no checkpoint, but rounds.jsonl has rounds: put the folder back, "
+            "or start anew in another folder with --fresh"
+        )
+    rounds = config.run.rounds
+    if checkpoint and checkpoint.state.round_number > rounds:
+        raise FedsslError(f"rounds: {rounds} is less than the {checkpoint.state.round_number} rounds that are done")
+    return checkpoint, damaged
+
+
+def damaged_states(store: ClientStore, checkpoint: Checkpoint) -> list[str]:
+    """What is wrong with the states that a checkpoint names, client by client."""
+    found = []
+    for client_id, accepted in sorted(checkpoint.state.accepted_round.items()):
+        try:
+            store.check(client_id, accepted)
+        except DamagedError as error:
+            found.append(str(error))
+    return found
+
+
+def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
+    """Makes again or puts aside what is not as the run wrote it, but for rounds and settings; says what was done."""
+    broken = problems_in(folder.path, vouched(folder.path))
+    said = []
+    for name, problem in broken.items():
+        path = folder.path / name
+        if name in MADE_AGAIN:
+            said.append(f"{path}: {problem}; it is made again")
+        elif name in PUT_ASIDE:
+            gone = f"moved to {move_aside(path)}, " if path.exists() else ""
+            said.append(f"{path}: {problem}; {gone}the run goes on without it")
+    if any(name in MADE_AGAIN for name in broken):
+        write_again()
+    return said
+
+
+def finished(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; it has, when what it wrote is damaged or gone."""
+    if not (folder / SUMMARY).exists():
+        return None
+    try:
+        summary = read_summary(folder)
+        if summary.get("status") != "finished" or summary.get("rounds") != rounds:
+            return None
+        if not (folder / ENCODER).exists():
+            raise DamagedError(f"{folder / ENCODER}: is missing")
+        read_encoder(folder / ENCODER)
+    except FedsslError as error:
+        say(f"warning: {str(error).partition(': put back')[0]}; it is made again from the newest checkpoint")
+        return None
+    return None if problems_in(folder, summary.get("files", {})) else summary

@@ -1,5 +1,0 @@
-"""`fedssl export`: an encoder out of a run as files that need no fedssl."""
-
-from fedssl.export.course import Exported, export_encoder
-
-__all__ = ["Exported", "export_encoder"]

@@ -1,0 +1,1 @@
+"""Clients behind a Flower grid, simulated or at their own sites."""

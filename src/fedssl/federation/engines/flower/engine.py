@@ -1,0 +1,192 @@
+"""Clients behind a Flower grid, simulated or at their own sites: tasks are packed, sent, awaited and unpacked here.
+
+What is lost on the way (a node that dies, a reply that expires) is sent again while there is time: a client that has
+trained a task before answers from its own disk, so asking twice costs a message and changes nothing.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from fedssl.core.errors import StorageError, printable, reason
+from fedssl.core.files import UNFINISHED
+from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
+from fedssl.federation.engines.flower.directory import Directory, Grid, Seat, UnreadableError, pulled
+from fedssl.federation.engines.flower.messages import (
+    TRAIN,
+    Facts,
+    pack_task,
+    pack_tensors,
+    unpack_reply,
+)
+from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
+
+UPLOADS = "uploads"
+
+MOST_ERRORS = 3
+
+
+GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
+
+Waiting = Callable[[str], None]
+"""Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
+
+
+@dataclass
+class _Pending:
+    """A task on its way."""
+
+    task: TrainTask
+    since: float  # when its client was first asked, or last seen
+    message: str | None = None
+    seat: Seat | None = None
+    limit: float = float("inf")  # on the clock
+    errors: int = 0  # of Flower's, not counting that its node was away
+
+
+class FlowerEngine:
+    """Implements `Engine` over a grid; uploads wait on disk, so memory does not grow with the number of clients."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        directory: Directory,
+        folder: Path,
+        about: Callable[[int], Facts],
+        waiting: Waiting,
+        patience: float,
+        time_limit: float | None = None,
+        pause: float = 0.1,
+        workers: int = 1_000_000,
+    ) -> None:
+        self.grid, self.directory, self.folder, self.about = grid, directory, folder, about
+        self.waiting, self.patience, self.time_limit, self.pause = waiting, patience, time_limit, pause
+        self.workers = workers  # clients that train at the same time; at their own sites: all
+        self.idle_seconds = 0.0
+        self._kept: list[tuple[int, Path]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._forget_before(float("inf"))
+        with contextlib.suppress(OSError):  # not there, or not ours alone
+            (self.folder / UPLOADS).rmdir()
+
+    def run_tasks(self, tasks: list[TrainTask]) -> Iterator[TrainResult | Failure]:
+        buffers = _Buffers()
+        begun, worked = time.monotonic(), 0.0
+        pending = {task.client_id: _Pending(task, begun) for task in tasks}
+        self._forget_before(max(task.round_number for task in tasks))
+        while pending:
+            self.directory.look()
+            for one in list(pending.values()):
+                reply = self._advance(one, buffers)
+                if reply is not None:
+                    del pending[one.task.client_id]
+                    worked += reply.scalars.get("seconds", 0.0) if isinstance(reply, TrainResult) else 0.0
+                    yield reply
+            if pending:
+                self._wait(list(pending.values()), time.monotonic() - begun)
+        self.idle_seconds += max(time.monotonic() - begun - worked / min(self.workers, len(tasks)), 0.0)
+
+    def _advance(self, one: _Pending, buffers: "_Buffers") -> TrainResult | Failure | None:
+        """One step of a task's way: sent, answered, given up, or still nothing."""
+        seat = self.directory.seat_of(one.task.client_id)
+        if one.message is not None:
+            try:
+                for message in pulled(self.grid, one.message):
+                    if not message.has_error():
+                        return self._received(one, message)
+                    one.message = None  # expired, or its node is gone, or Flower failed: our app never answers so
+                    one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
+                    if one.errors >= MOST_ERRORS:
+                        return self._failure(one, "refused", f"Flower's error {message.error.code}, {one.errors} times")
+            except UnreadableError as error:
+                one.message, one.errors = None, one.errors + 1
+                if one.errors >= MOST_ERRORS:
+                    return self._failure(one, "rejected", f"{error}, {one.errors} times")
+            if seat is not None and seat != one.seat:
+                one.message = None  # its node was killed and is back: what it was doing is lost
+        if one.message is None and seat is not None:
+            self._send(one, seat, buffers)
+        now = time.monotonic()
+        if one.message is not None and seat is not None:
+            one.since = now
+        if now - one.since > self.patience:
+            return self._failure(one, "no-reply", f"away for {now - one.since:.0f} s")
+        if now > one.limit:
+            return self._failure(one, "timeout", f"no answer after {self.time_limit or 0:g} s")
+        return None
+
+    def _send(self, one: _Pending, seat: Seat, buffers: "_Buffers") -> None:
+        content = pack_task(one.task, buffers.of(one.task), self.about(one.task.client_id))
+        ttl = None if self.time_limit is None else self.time_limit + 2 * GRACE
+        group = str(one.task.round_number)
+        message = Message(content, dst_node_id=seat.node, message_type=TRAIN, group_id=group, ttl=ttl)
+        sent = [message_id for message_id in self.grid.push_messages([message]) if message_id]
+        if sent:
+            one.message, one.seat = sent[0], seat
+            if self.time_limit is not None and one.limit == float("inf"):
+                one.limit = time.monotonic() + self.time_limit + GRACE
+
+    def _received(self, one: _Pending, message: Message) -> TrainResult | Failure:
+        """Where a reply enters: whatever is wrong with it is its sender's failure, and nobody else's."""
+        keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
+        keep.parent.mkdir(exist_ok=True)
+        try:
+            reply = unpack_reply(message, keep, one.task.global_weights.num_bytes())
+        except StorageError:
+            raise
+        except Exception as error:
+            return self._failure(one, "rejected", reason(error))
+        if one.seat is None or message.metadata.src_node_id != one.seat.node:
+            return self._failure(one, "rejected", "another node answered")
+        if reply.client_id != one.task.client_id:  # whoever it says it is, we know whom we asked
+            return self._failure(one, "rejected", f"it answered as client {reply.client_id}")
+        self._kept.append((one.task.round_number, keep))
+        if isinstance(reply, Failure):
+            return self._failure(one, reply.code, "its own log says more")
+        return reply
+
+    def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
+        name = self.directory.name_of(one.task.client_id)
+        text = printable(f"{name}: {detail}" if name else detail)
+        return Failure(one.task.client_id, one.task.round_number, code, text)
+
+    def _wait(self, pending: list[_Pending], seconds: float) -> None:
+        away = [self._title(one) for one in pending if one.message is None]
+        working = [self._title(one) for one in pending if one.message is not None]
+        parts = [f"for {_listed(working)} to train"] if working else []
+        parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
+        self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
+        time.sleep(self.pause)
+
+    def _title(self, one: _Pending) -> str:
+        return self.directory.name_of(one.task.client_id) or f"client {one.task.client_id}"
+
+    def _forget_before(self, round_number: float) -> None:
+        """Uploads are needed until their round is averaged, also while some of its clients are asked again."""
+        for _, path in [one for one in self._kept if one[0] < round_number]:
+            path.unlink(missing_ok=True)
+        self._kept = [one for one in self._kept if one[0] >= round_number]
+
+
+class _Buffers:
+    """The packed tensors of each set of weights that the tasks carry: one, as a rule."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, tuple[TrainTask, ArrayRecord]] = {}
+
+    def of(self, task: TrainTask) -> ArrayRecord:
+        key = id(task.global_weights)
+        if key not in self._packed:
+            self._packed[key] = (task, pack_tensors(task.global_weights, task.payload))
+        return self._packed[key][1]
+
+
+def _listed(titles: list[str]) -> str:
+    return ", ".join(titles[:5]) + (f" and {len(titles) - 5} more" if len(titles) > 5 else "")

@@ -1,0 +1,76 @@
+"""What a run spends of its clients' privacy, for the record, and the key of the noise that pays for it."""
+
+import hashlib
+import math
+import os
+import secrets
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fedssl.core.errors import DamagedError
+from fedssl.core.files import replacing
+from fedssl.federation.checkpoint import Checkpoint
+from fedssl.federation.privacy.accounting import epsilon, most_participations
+from fedssl.federation.privacy.mechanism import KEY_BYTES, ClientDP, PrivateAverage
+from fedssl.federation.rounds import Server
+
+PRINT = "noise_key"
+REMEDY = "put back a copy of it, or start anew with --fresh"
+
+
+def spent(privacy: ClientDP | None, server: Server, rounds: int) -> dict[str, Any]:
+    """After so many rounds; empty where no privacy is promised. An epsilon of None is infinite."""
+    if privacy is None:
+        return {}
+    releases = most_participations(server.num_clients, server.clients_per_round, server.seed, rounds)
+    found = epsilon(privacy.noise_multiplier, releases, privacy.delta)
+    return {
+        "unit": "client",
+        "epsilon": found if math.isfinite(found) else None,
+        **asdict(privacy),
+        "rounds": rounds,
+        "releases": releases,
+        "accounting": "Gaussian, over the rounds of the client asked most often; no amplification by sampling",
+    }
+
+
+def with_noise_key(server: Server, file: Path, checkpoint: Checkpoint | None) -> Server:
+    """The server with the key of its noise: a secret that is made once a run and read by its owner alone.
+
+    Never twice: with another key a round that is repeated would show the same update under other noise.
+    """
+    aggregate = server.aggregate
+    if not isinstance(aggregate, PrivateAverage) or aggregate.privacy.noise_seed == "run":
+        return server
+    known = checkpoint.course.get(PRINT) if checkpoint else None
+    if not file.exists() and (known or (checkpoint and checkpoint.state.round_number)):
+        raise DamagedError(f"{file}: the key of the noise is missing: {REMEDY}")
+    keyed = replace(server, aggregate=replace(aggregate, key=_secret(file)))
+    if known not in (None, noise_print(keyed)[PRINT]):
+        raise DamagedError(f"{file}: not the key of the noise with which the run was begun: {REMEDY}")
+    return keyed
+
+
+def noise_print(server: Server) -> dict[str, str]:
+    """By which a secret key is known again, and which does not give it away."""
+    aggregate = server.aggregate
+    if not isinstance(aggregate, PrivateAverage) or aggregate.privacy.noise_seed == "run":
+        return {}
+    return {PRINT: hashlib.sha256(b"print of " + aggregate.key).hexdigest()}
+
+
+def _secret(file: Path) -> bytes:
+    if not file.exists():
+        with replacing(file) as unfinished:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as out:
+                out.write(secrets.token_hex(KEY_BYTES))
+    text = file.read_text(encoding="ascii", errors="replace").strip()
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise DamagedError(f"{file}: the key of the noise is damaged: {REMEDY}")
+    return key

@@ -1,0 +1,221 @@
+"""A run in plain words and headline numbers, for a reader who was not there."""
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from fedssl.core.files import size_text
+from fedssl.core.settings import summary_of
+from fedssl.experiment.progress.health import RunWarnings
+from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.privacy.accounting import cautions, in_words
+from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.methods import METHODS
+from fedssl.reports.compare import duration, number, percent, traffic
+from fedssl.reports.page import Tile
+
+COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images", "folder": "own images"}
+
+
+def headline(record: RunRecord) -> str:
+    """`BYOL with FedEMA on CIFAR-10`, as far as the names are known."""
+    config = record.config
+    words = {
+        "byol": "BYOL",
+        "simclr": "SimCLR",
+        "simsiam": "SimSiam",
+        "mocov1": "MoCo v1",
+        "mocov2": "MoCo v2",
+        "fedca": "FedCA",
+    }
+    rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
+    method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))
+    return f"{words.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
+
+
+def story(record: RunRecord, num_classes: int | None) -> list[str]:
+    """What was done and what came of it, in two or three short paragraphs."""
+    paragraphs = [_who(record), _how(record), _outcome(record, num_classes)]
+    return [text.replace(" %", "\u00a0%") for text in paragraphs]  # a number and its unit stay on one line
+
+
+def _who(record: RunRecord) -> str:
+    config, sizes = record.config, record.summary.get("data", {}).get("clients", [])
+    data = DATA_NAMES.get(config["data"].get("name", ""), str(config["data"].get("name")))
+    share = _phrase("partition", config["partition"])
+    if len(sizes) == 1:
+        return f"One client held all {sizes[0]:,} images ({data}), without their labels: nothing was federated."
+    held = f"{sum(sizes):,} images between them ({data}; {share})" if sizes else f"images ({data}; {share})"
+    count = len(sizes) or config["partition"].get("num_clients", 0)
+    written = COUNTS[count] if 0 < count < len(COUNTS) else f"{count:,}"
+    leaves = _leaves(config)
+    travelled = f"network weights and {leaves} travelled." if leaves else "only network weights travelled."
+    return f"{written} clients held {held}, without labels. No image left its client: {travelled}"
+
+
+def _leaves(config: Table) -> str:
+    """What left the clients beside weights."""
+    entry, rule = (
+        METHODS.get(str(config["method"].get("name"))),
+        UPDATE_RULES.get(config["update_rule"].get("name", "")),
+    )
+    return entry.leaves if entry and (rule is None or rule.shares) else ""
+
+
+def _how(record: RunRecord) -> str:
+    config, training = record.config, record.config.get("local_training", {})
+    epochs, drawn = training.get("epochs", "?"), config.get("client_sampling", {}).get("clients_per_round")
+    done, asked = record.summary.get("rounds", len(record.trained)), config.get("rounds", "?")
+    rounds = f"{done} rounds" if done == asked else f"{done} of {asked} rounds"
+    who, own = (f"{drawn} clients drawn at random", "their") if drawn else ("every client", "its")
+    passes = f"once through {own} own images" if epochs == 1 else f"{epochs} times through {own} own images"
+    trained = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
+    if len(record.summary.get("data", {}).get("clients", [])) == 1:
+        return trained
+    rule = _phrase("rule", config["update_rule"])
+    if config["update_rule"].get("name") == "none":
+        return f"{trained} {rule}"
+    private = config.get("privacy", {"name": "none"})
+    averaged = _phrase("aggregation", config.get("aggregation", {"name": "weighted-average"}))
+    averaged = averaged if private["name"] == "none" else _phrase("privacy", private)
+    return f"{trained} {averaged} {rule}"
+
+
+def _outcome(record: RunRecord, num_classes: int | None) -> str:
+    first = record.baseline("knn")
+    if first is None and record.first("backbone_std") is not None:
+        return (
+            "No accuracy can be given: there were no labelled test images. The loss and the collapse measure show "
+            "whether the encoder learnt to tell images apart, not what it is good for."
+        )
+    if first is None:
+        return "No accuracy was recorded."
+    test = (
+        "To see what the encoder has learnt, test images are classified by a vote of the most similar training images"
+    )
+    guess = f"; guessing would give {percent(1 / num_classes)}" if num_classes else ""
+    before = f"{test} (kNN): {percent(first)} correctly by {start(record)} in the BatchNorm mode that suits it better"
+    gain = record.gain("knn")
+    if gain is None:
+        return f"{before}{guess}. No round was finished."
+    mean = ", the mean over the clients' own encoders" if gain.trained.sd is not None else ""
+    return f"{before}, {percent(gain.trained.accuracy)} after training{mean}{guess}."
+
+
+def _phrase(kind: str, settings: Table) -> str:
+    words = tomllib.loads((resources.files("fedssl.reports") / "templates" / "prose.toml").read_text(encoding="utf-8"))
+    name = str(settings.get("name", "?"))
+    if name in words[kind]:
+        try:
+            return str(words[kind][name]).format(**settings)
+        except (KeyError, IndexError):
+            return name
+    registries: dict[str, dict[str, Any]] = {
+        "method": dict(METHODS),
+        "rule": dict(UPDATE_RULES),
+        "aggregation": dict(AGGREGATORS),
+    }
+    known = registries.get(kind, {})
+    return f"{name}: {summary_of(known[name])}" if name in known else name
+
+
+def tiles(record: RunRecord) -> list[Tile]:
+    """The headline numbers; what was not measured is left out."""
+    summary, found = record.summary, []
+    if judged := verdict(record):
+        tried = "".join(f" To try: {text}." for text in advice(record))
+        found.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", words=True))
+    for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
+        first, gain = record.baseline(measure), record.gain(measure)
+        if gain:
+            note = "; ".join(filter(None, (mode(gain.trained), against_start(gain, record))))
+            found.append(Tile(label, accuracy(gain.trained), note))
+        elif first is not None:
+            found.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))
+    if summary.get("mean_mu") is not None:
+        share = summary.get("ema_share")
+        often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
+        note = f"share of its own weights that a client kept{often}"
+        found.append(Tile("Mean mu", number(summary["mean_mu"]), note))
+    if about := summary.get("privacy"):
+        value = "infinite" if about["epsilon"] is None else number(about["epsilon"])
+        unit = f"client-level differential privacy, delta {about['delta']:g}, {about['placement']} noise"
+        found.append(Tile("Epsilon", value, unit))
+    done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
+    found.append(
+        Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were asked for")
+    )
+    if summary.get("seconds") is not None:
+        found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
+    if summary.get("bytes_up") is not None:
+        up, down = size_text(summary["bytes_up"]), size_text(summary.get("bytes_down", 0))
+        found.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
+    return found
+
+
+def warnings(record: RunRecord) -> list[str]:
+    """What a reader should know before trusting the numbers."""
+    found = []
+    if record.status != "finished":
+        found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
+    init = record.summary.get("init")
+    if init:
+        skipped = f", without {', '.join(init['skip'])}" if init["skip"] else ""
+        found.append(
+            f"The run did not start at random but from weights in a file (SHA-256 {init['sha256'][:12]}…{skipped}): "
+            "what is said of the untrained or random encoder is said of those."
+        )
+    if not record.environment:
+        found.append("environment.json is missing: it is not known where the run was made.")
+    if leaves := _leaves(record.config):
+        found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
+    if about := record.summary.get("privacy"):
+        found += [_sentence(text) for text in (in_words(about), *cautions(about))]
+    unused = record.summary.get("data", {}).get("unused")
+    if unused:
+        found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
+    refused = record.summary.get("data", {}).get("refused")
+    if refused:
+        found.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
+    found += _failures(record) + _resumptions(record)
+    watch = RunWarnings(record.client)
+    for one in record.trained:
+        complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
+        found += [_sentence(text) for text in watch.check(complete)]
+    return found
+
+
+def _failures(record: RunRecord) -> list[str]:
+    """Who failed, how and when; the rounds went on without them."""
+    met: dict[tuple[int, str], list[int]] = {}
+    for one in record.trained:
+        for failure in one.get("failures", []):
+            met.setdefault((failure["client"], failure["code"]), []).append(one["round"])
+    return [
+        _sentence(
+            f"{record.client(client)} failed {_times(len(rounds))} ({code}; rounds {', '.join(map(str, rounds[:10]))}"
+            f"{' …' if len(rounds) > 10 else ''}); the rounds went on without it"
+        )
+        for (client, code), rounds in sorted(met.items())
+    ]
+
+
+def _resumptions(record: RunRecord) -> list[str]:
+    """Where the run was stopped and gone on with, if that may have changed its bits or its settings."""
+    found = []
+    for one in record.environment.get("resumed", []):
+        changed = "; ".join(f"{key} {old} → {new}" for key, (old, new) in one["changed"].items())
+        if changed:
+            found.append(f"The run was gone on with after round {one['after_round']} with changes: {changed}.")
+    return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text if text.startswith('kNN') else text[0].upper() + text[1:]}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

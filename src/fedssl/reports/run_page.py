@@ -1,0 +1,195 @@
+"""A report: run folders in, one HTML file out; what cannot be shown is named with the reason, never an empty figure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedssl import __version__
+from fedssl.core.errors import FedsslError
+from fedssl.core.files import write_atomically
+from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.finished_run import FinishedRun
+from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.records.metrics import COLUMNS, metrics_of
+from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.networks.backbones import AllowCode
+from fedssl.reports import prose as words
+from fedssl.reports import run_figures
+from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evaluation_label, parted, results, settings
+from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
+from fedssl.reports.run_images import RunImages
+
+Say = Callable[[str], None]
+LeftOut = list[tuple[str, str]]
+# Figures that need a run's images, by the method of RunImages that makes each.
+DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
+ENCODER = {
+    "Test images in feature space, PCA": "pca_map",
+    "Test images in feature space, t-SNE": "tsne_map",
+    "Which classes are confused": "confusion",
+    "Nearest neighbours": "neighbours",
+}
+
+
+def write_report(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    images: int = 10_000,
+    say: Say | None = None,
+    view: EvaluationView | None = None,
+    allow_code: AllowCode = (),
+) -> list[str]:
+    """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
+
+    `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out, and with
+    them all that would need the code of a network.
+    """
+    shown = view or EvaluationView()
+    records = [RunRecord.read(path) for path in runs]
+    out = Path(out)
+    if not out.parent.is_dir():
+        raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
+    if out.is_dir():
+        raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
+    opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
+    with shown:
+        shown.start(sum(_figures(record) for record in records), "report")
+        pages = [
+            _run_page(record, run, f"run{number}", images, say or _silent, shown)
+            for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
+        ]
+    html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
+    write_atomically(out, html)
+    several = len(pages) > 1
+    return [
+        f"{f'{page.name}: ' if several else ''}{title} ({reason})" for page in pages for title, reason in page.left_out
+    ]
+
+
+def _silent(text: str) -> None:
+    """Progress that nobody watches."""
+
+
+def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:
+    return run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
+
+
+def _figures(record: RunRecord) -> int:
+    return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
+
+
+def _run_page(
+    record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: EvaluationView
+) -> RunPage:
+    left_out: LeftOut = []
+    looked = _RunLooks(record.name, run, prefix, images, left_out, say, view)
+
+    def made(makers: dict[str, run_figures.Maker]) -> tuple[Figure, ...]:
+        return _collect(((title, partial(make, record)) for title, make in makers.items()), left_out, prefix, view)
+
+    sections = [
+        Section(f"{prefix}-learning", "Did it learn?", "", made(run_figures.LEARNING)),
+        looked.section("encoder", "What the encoder sees", ENCODER),
+        Section(f"{prefix}-clients", "What the clients did", "", made(run_figures.CLIENTS)),
+        looked.section("data", "The data", DATA),
+        Section(f"{prefix}-cost", "What it cost", "", made(_cost(record))),
+    ]
+    head, rows = _round_rows(record)
+    return RunPage(
+        id=prefix,
+        name=record.name,
+        title=words.headline(record),
+        story=words.story(record, looked.num_classes),
+        tiles=words.tiles(record),
+        warnings=words.warnings(record),
+        sections=[section for section in sections if section.figures],
+        evaluation=[_evaluation_row(line) for line in record.evaluation],
+        settings=run_figures.settings_rows(record.config),
+        rounds_head=head,
+        rounds=rows,
+        environment=[(key, _text(value)) for key, value in flatten(record.environment).items()],
+        left_out=left_out,
+    )
+
+
+class _RunLooks:
+    """The figures of one run that need its images; without images or encoder they are left out, with the reason."""
+
+    def __init__(
+        self,
+        name: str,
+        run: FinishedRun | None,
+        prefix: str,
+        images: int,
+        left_out: LeftOut,
+        say: Say,
+        view: EvaluationView,
+    ) -> None:
+        self.prefix, self.left_out, self.view = prefix, left_out, view
+        self.num_classes: int | None = None
+        self.looks: RunImages | None = None
+        if run is None:
+            self.reason = "asked for with --images 0"
+            return
+        say(f"{name}: looking at images and features")
+        try:
+            self.looks = RunImages.of(run, images, view.watch)
+            self.num_classes = self.looks.num_classes
+        except FedsslError as error:
+            self.reason = str(error)
+
+    def section(self, name: str, title: str, figures: dict[str, str]) -> Section:
+        return Section(f"{self.prefix}-{name}", title, "", self._made(figures))
+
+    def _made(self, titles: dict[str, str]) -> tuple[Figure, ...]:
+        if self.looks is None:
+            self.left_out += [(title, self.reason) for title in titles]
+            return ()
+        makers = ((title, getattr(self.looks, name)) for title, name in titles.items())
+        return _collect(makers, self.left_out, self.prefix, self.view)
+
+
+def _collect(
+    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: EvaluationView
+) -> tuple[Figure, ...]:
+    figures = []
+    for title, make in makers:
+        view.watch(title, 0, 1)
+        try:
+            figures.append(make(prefix))
+        except FedsslError as error:
+            left_out.append((title, str(error)))
+        view.finished_piece()
+    return tuple(figures)
+
+
+def _comparison(records: Sequence[RunRecord]) -> Comparison:
+    story = "The settings that differ, the results, and the curves on one axis; each run by itself is further down."
+    chance = "A difference between two single runs may be chance: repeat them with other seeds before believing it."
+    differing, equal_settings = parted(settings([record.config for record in records]))
+    outcomes, equal_results = parted(results(records))
+    return Comparison(
+        [story, chance],
+        [record.name for record in records],
+        [(row.label, *row.values) for row in differing],
+        [(row.label, *row.values) for row in outcomes],
+        [(row.label, row.values[0]) for row in equal_results + equal_settings],
+        run_figures.comparison(records),
+    )
+
+
+def _round_rows(record: RunRecord) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of rounds; a column that no round has is left out."""
+    rounds = [metrics_of(one) for one in record.rounds]
+    head = [name for name in COLUMNS if any(name in one for one in rounds)]
+    return head, [[f"{one[name]:.6g}" if name in one else "" for name in head] for one in rounds]
+
+
+def _evaluation_row(entry: Table) -> tuple[str, ...]:
+    return evaluation_label(entry), evaluation_accuracy(entry), evaluation_basis(entry), f"{entry['n']:,}"
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else setting_text(value)

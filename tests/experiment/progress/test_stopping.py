@@ -1,0 +1,67 @@
+import os
+import signal
+
+import pytest
+
+from fedssl.experiment.progress.stopping import StoppableView, StopRequest
+from fedssl.experiment.progress.views import QuietView
+
+
+class Recorder(QuietView):
+    def __init__(self):
+        self.seen = []
+
+    def preparing(self, text, done, total):
+        self.seen.append(f"{text} {done}")
+
+    def start(self, title, rounds, steps, done):
+        self.seen.append(title)
+
+    def step(self, client_id, done, total, images):
+        self.seen.append(done)
+
+    def round_finished(self, record):
+        self.seen.append(record)
+
+    def evaluating(self, text, done, total):
+        self.seen.append(f"{text} {done}/{total}")
+
+    def say(self, text):
+        self.seen.append(text)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_waits_for_a_safe_point_and_the_second_does_not(sent, code):
+    before = signal.getsignal(sent)
+    with StopRequest() as request:
+        os.kill(os.getpid(), sent)
+        assert request.exit_code == code
+        with pytest.raises(KeyboardInterrupt):
+            request.check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), sent)
+    assert signal.getsignal(sent) is before
+
+
+def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
+    inner, request = Recorder(), StopRequest()
+    with StoppableView(inner, request) as view:
+        view.preparing("images", 1, 2)
+        view.start("a", 1, 2, 0)
+        view.step(0, 1, 2, 8)
+        view.round_finished({"round": 1})
+        view.evaluating("features", 1, 2)
+        view.say("b")
+        request.signal = signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            view.preparing("images", 2, 2)
+        with pytest.raises(KeyboardInterrupt):
+            view.step(0, 2, 2, 16)
+        with pytest.raises(KeyboardInterrupt):
+            view.evaluating("features", 2, 2)
+        with pytest.raises(KeyboardInterrupt):
+            view.round_finished({"round": 2})
+    assert inner.seen == [
+        *("images 1", "a", 1, {"round": 1}, "features 1/2", "b"),
+        *("images 2", 2, "features 2/2", {"round": 2}),
+    ]

@@ -1,0 +1,165 @@
+import io
+from functools import partial
+
+import pytest
+from rich.console import Console
+
+from fedssl.core.settings import client_title
+from fedssl.experiment.progress.health import RunWarnings
+from fedssl.experiment.progress.views import LiveView, PlainView, make_view
+from fedssl.experiment.records import environment
+from fedssl.experiment.records.environment import describe_environment
+
+
+def record(number, **clients):
+    return {
+        "round": number,
+        "loss": 1.25,
+        "mu": 0.5,
+        "knn": 0.345,
+        "images_per_second": 1234.5,
+        "clients": [{"client": 0, "feature_std": 0.5, **clients}],
+    }
+
+
+# --- warnings --------------------------------------------------------------------------------------------------------
+
+
+def test_warns_once_when_mu_has_been_one_for_five_rounds():
+    warnings = RunWarnings(partial(client_title, names=[]))
+    found = [warnings.check(record(number, mu=1.0)) for number in range(1, 9)]
+    assert [len(texts) for texts in found] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert "client 0: mu has been 1 for 5 rounds" in found[4][0]
+
+
+def test_a_round_below_one_starts_the_count_again():
+    warnings = RunWarnings(partial(client_title, names=[]))
+    mus = [1.0] * 4 + [0.99] + [1.0] * 4
+    assert [warnings.check(record(number, mu=mu)) for number, mu in enumerate(mus)] == [[]] * 9
+
+
+def test_warns_of_collapse_with_round_and_client():
+    warnings = RunWarnings(partial(client_title, names=[]))
+    assert warnings.check(record(1)) == []
+    (text,) = warnings.check(record(2, feature_std=0.01))
+    assert "client 0" in text
+    assert "round 2" in text
+    assert warnings.check(record(3, feature_std=0.01)) == []
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines(capsys):
+    with PlainView() as view:
+        view.start("a run", 2, 10, 0)
+        view.round_finished({"round": 0, "clients": [], "knn": 0.1})
+        view.step(0, 1, 5, 8)
+        view.round_finished(record(1))
+        view.round_finished(record(2))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a run"
+    assert lines[1] == "round 0/2  kNN 10.0 %"
+    assert lines[2] == "round 1/2  loss 1.2500  mu 0.500  kNN 34.5 %  1,234 images/s  0:00 left"
+    assert lines[3].startswith("round 2/2")
+
+
+def test_time_left_counts_only_the_rounds_of_this_process(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("fedssl.experiment.progress.views.time.monotonic", lambda: now[0])
+    view = PlainView()
+    view.start("a run", 10, 10, 6)
+    now[0] += 30
+    view.round_finished(record(7))
+    assert "1:30 left" in capsys.readouterr().out
+
+
+def test_live_view_shows_round_client_speed_and_time_left():
+    screen = io.StringIO()
+    with LiveView(Console(file=screen, force_terminal=True, width=160)) as view:
+        view.start("a run", 2, 4, 0)
+        view.step(3, 1, 2, 8)
+        view.step(3, 2, 2, 16)
+        view.live.refresh()
+        view.evaluating("features", 5, 9)
+        view.round_finished(record(1))
+        view.say("warning: something")
+    shown = screen.getvalue()
+    for text in (
+        "a run",
+        "evaluation: features 5/9",
+        "client 3",
+        "step 2/2",
+        "images/s",
+        "kNN 34.5 %",
+        "50 %",
+        "round 2/2",
+        "warning: something",
+    ):
+        assert text in shown
+
+
+def test_plain_view_says_now_and_then_how_far_the_images_are(capsys, monkeypatch):
+    from fedssl.experiment.progress import views as progress
+
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    view = PlainView()
+    for second in range(12):
+        now[0] = float(second)
+        view.preparing("decoding images", 1000 * second, 12_000)
+    view.preparing("quick work", 1, None)
+    assert capsys.readouterr().out == "decoding images: 6,000 of 12,000\n"
+
+
+def test_live_view_has_a_bar_for_the_images():
+    screen = io.StringIO()
+    with LiveView(Console(file=screen, force_terminal=True, width=120)) as view:
+        for text in ("decoding images", "decoding images"):  # training, then test images
+            for done in (0, 5, 10):
+                view.preparing(text, done, 10)
+        assert [(task.completed, task.finished) for task in view.images_bar.tasks] == [(10, True), (10, True)]
+        view.live.refresh()
+        view.start("a run", 1, 1, 0)
+    assert "decoding images" in screen.getvalue()
+    assert "10/10" in screen.getvalue()
+
+
+def test_views_show_the_spread_where_there_is_no_accuracy(capsys):
+    view = PlainView()
+    view.start("a run", 2, 10, 0)
+    view.round_finished({"round": 0, "clients": [], "backbone_std": 0.1234})
+    assert capsys.readouterr().out.splitlines()[1] == "round 0/2  spread of features 0.123"
+
+
+def test_view_is_plain_when_not_a_terminal(capsys):
+    assert isinstance(make_view(), PlainView)
+
+
+# --- environment -----------------------------------------------------------------------------------------------------
+
+
+def test_environment_without_git_or_cpuinfo(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(environment.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError("no git")))
+    monkeypatch.setattr(environment.platform, "processor", lambda: "a chip")
+    monkeypatch.setattr(environment, "PACKAGES", ("fedssl", "no-such-package"))
+    found = describe_environment(torch.device("cpu"))
+    assert found["git_commit"] is None
+    assert found["packages"]["no-such-package"] is None
+    assert found["cpu"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3665, "1:01:05")])
+def test_durations(seconds, text):
+    from fedssl.experiment.progress.views import _duration
+
+    assert _duration(seconds) == text
+
+
+def test_a_text_of_somebody_elses_is_shown_as_it_is_and_does_not_end_the_view():
+    screen = io.StringIO()
+    with LiveView(Console(file=screen, width=120)) as view:
+        view.say("warning: client 1: rejected (payload [/b][red]: nothing is shared)")
+    assert "[red]" in screen.getvalue()

@@ -1,0 +1,54 @@
+"""A grid without Flower's processes: messages are answered when somebody looks, nodes come and go as a test says."""
+
+import itertools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from flwr.app import Error
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedssl.federation.engines.flower.api import ErrorCode, Message
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def node(node_id, since="first", key=b""):
+    return SimpleNamespace(node_id=node_id, last_activated_at=since, public_key=key)
+
+
+@dataclass
+class FakeGrid:
+    """`answer(message, node_id)` gives the reply of a node's app; None: it says nothing."""
+
+    nodes: list
+    answer: object
+    sent: dict = field(default_factory=dict)
+    pushed: list = field(default_factory=list)
+    numbers: itertools.count = field(default_factory=itertools.count)
+
+    def get_nodes(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            message_id = f"message {next(self.numbers)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self.sent[message_id] = message
+            self.pushed.append(message)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids):
+        found = []
+        for message_id in message_ids:
+            message = self.sent[message_id]
+            reply = self.answer(message, message.metadata.dst_node_id)
+            if reply is not None:
+                del self.sent[message_id]
+                found.append(reply)
+        return found
+
+
+def unavailable(message, code=ErrorCode.NODE_UNAVAILABLE):
+    return Message(Error(code=code, reason="says Flower"), reply_to=message)

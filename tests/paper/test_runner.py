@@ -1,0 +1,156 @@
+"""Runs in processes of their own: several at a time, failures named, Ctrl-C passed on; then all of it for real."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from fedssl.core.errors import StorageError
+from fedssl.paper import runner as module
+from fedssl.paper.runner import LOG, carry_out, commands_for, default_jobs
+from fedssl.paper.terminal import LiveWatcher, make_watcher
+from tests.helpers.paper_runs import SMOKE, plan_of, write
+
+
+class Seen:
+    """A watcher that remembers."""
+
+    def __init__(self):
+        self.lines, self.shares = [], []
+
+    def started(self, run):
+        self.lines.append(("started", run.config.run.seed))
+
+    def ended(self, run, error):
+        self.lines.append(("ended", run.config.run.seed, error))
+
+    def progress(self, done):
+        self.shares.append(done)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return plan_of("predictor", tmp_path, seeds=3, rows=["FedBYOL"])
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
+
+
+def scripts(monkeypatch, texts):
+    """Each seed's run becomes these Python texts, one command each."""
+
+    def commands(run, epochs):
+        return [[sys.executable, "-c", text] for text in texts[run.config.run.seed]]
+
+    monkeypatch.setattr(module, "commands_for", commands)
+
+
+def test_a_failed_run_is_named_and_the_others_go_on(plan, monkeypatch):
+    scripts(monkeypatch, [["print('fine')", "print('too')"], ["print('oh no'); raise SystemExit(3)", "1"], ["pass"]])
+    seen = Seen()
+    outcome = carry_out(plan, 1, seen, lambda run: 1.0)
+    names = {run.config.run.seed: run for run in plan.runs.values()}
+    assert outcome.finished == [names[0].name, names[2].name]
+    assert outcome.failed == {names[1].name: "exit code 3: oh no"}
+    assert outcome.stopped is None
+    assert [line[:2] for line in seen.lines] == [(what, seed) for seed in range(3) for what in ("started", "ended")]
+    assert (names[0].folder / LOG).read_text() == "fine\ntoo\n"
+    assert seen.shares[-1] == pytest.approx(1.0)
+    assert seen.shares == sorted(seen.shares)
+
+
+def test_as_many_at_a_time_as_asked(plan, monkeypatch):
+    scripts(monkeypatch, [["import time; time.sleep(0.3)"]] * 3)
+    seen = Seen()
+    carry_out(plan, 2, seen, lambda run: 1.0)
+    assert [line[0] for line in seen.lines[:2]] == ["started", "started"]
+    running, most = 0, 0
+    for line in seen.lines:
+        running += 1 if line[0] == "started" else -1
+        most = max(most, running)
+    assert most == 2
+
+
+def test_a_signal_is_passed_on_once_and_nothing_new_begins(plan, monkeypatch, tmp_path):
+    """The children get SIGTERM and end by themselves."""
+    child = (
+        "import signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    print('told', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop); print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    scripts(monkeypatch, [[child, "print('never')"]] * 3)
+    logs = [run.folder / LOG for run in plan.runs.values()]
+
+    def interrupt():
+        while not all(log.exists() and "ready" in log.read_text() for log in logs[:2]):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    outcome = carry_out(plan, 2, Seen(), lambda run: 1.0)
+    thread.join()
+    assert outcome.stopped == signal.SIGINT
+    assert (outcome.finished, outcome.failed) == ([], {})
+    assert [log.read_text() for log in logs[:2]] == ["ready\ntold\n"] * 2
+    assert not logs[2].exists()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_of_ours_leaves_no_run_behind(plan, monkeypatch):
+    """The second folder cannot be made: the first run is told to stop before the error is passed on."""
+    scripts(monkeypatch, [["import time; time.sleep(60)"]] * 3)
+    processes, real = [], module._start
+    monkeypatch.setattr(module, "_start", lambda *given: processes.append(real(*given)) or processes[-1])
+    list(plan.runs.values())[1].folder.parent.mkdir(parents=True)
+    list(plan.runs.values())[1].folder.write_text("a file")
+    with pytest.raises(StorageError, match="cannot be written: File exists"):
+        carry_out(plan, 2, Seen(), lambda run: 1.0)
+    assert [process.poll() for process in processes] == [-signal.SIGTERM]
+
+
+def test_a_watcher_says_what_happens(plan, capsys):
+    first, second, third = plan.runs.values()
+    with make_watcher(3) as plain:
+        plain.began -= 30
+        plain.started(first)
+        plain.progress(0.25)
+        plain.ended(first, None)
+        plain.ended(second, "exit code 2: oh")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"begins: {first.name}"
+    assert lines[1] == f"1/3 finished: {first.name}, about 1 min 30 s left"
+    assert lines[2].startswith(f"2/3 failed: {second.name}: exit code 2: oh ({second.folder}/run.log)")
+    with LiveWatcher(3) as live:
+        live.started(third)
+        live.progress(0.5)
+        assert live.bar.tasks[0].description == "0 of 3 runs, 1 at work"
+        live.ended(third, "exit code 2: oh")
+        assert (live.bar.tasks[0].description, live.bar.tasks[0].completed) == ("1 of 3 runs, 0 at work", 0.5)
+    assert f"failed: {third.name}" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_commands_do_what_is_left(tmp_path):
+    [run] = plan_of("ssl-methods", tmp_path, rows=["FedBYOL"], columns=["CIFAR-10"]).runs.values()
+    train, evaluate = commands_for(run, SMOKE.evaluation_epochs)
+    assert train[1:] == ["-m", "fedssl", "run", str(run.folder / "config.toml"), "--out", str(run.folder)]
+    assert evaluate[3:5] == ["evaluate", str(run.folder)]
+    assert evaluate[evaluate.index("--protocol") + 1] == "linear"
+    assert evaluate[evaluate.index("--epochs") + 1] == "linear=5,semi=2"
+    write(run, 0.5, evaluation=[])
+    assert commands_for(run, SMOKE.evaluation_epochs) == [evaluate]
+    write(run, 0.5)
+    assert commands_for(run, SMOKE.evaluation_epochs) == []
+
+
+def test_jobs_follow_cores_threads_and_gpus(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [default_jobs(*given) for given in ((1, 0), (4, 0), (16, 0), (0, 0), (1, 3))] == [8, 2, 1, 1, 3]

@@ -146,7 +146,7 @@ class _stopping:  # noqa: N801 - used as a statement
             self.signal = number
             raise KeyboardInterrupt
 
-        self.signal: int = signal.SIGINT
+        self.signal = signal.SIGINT
         for number in stop_signals():
             signal.signal(number, stop)
 

@@ -7,7 +7,6 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 import fedssl
 from fedssl.core.errors import FedsslError
@@ -16,6 +15,7 @@ from fedssl.encoders.classifier import load_classifier
 from fedssl.encoders.finetune import Request, confusion_matrix, fine_tune
 from fedssl.encoders.trained import open_encoder
 from fedssl.evaluation.score import wilson_interval
+from fedssl.networks.weight_files import read_weight_file, weight_file
 from tests.helpers.small_photos import COLOURS, photos_and_run, train, write_photos
 
 QUICK = {"epochs": 40, "batch_size": 8, "hidden": 16, "lr": 0.01}
@@ -158,13 +158,9 @@ def test_what_is_no_classifier_is_said(made, place, tmp_path):
         load_classifier(place / "run" / "encoder.safetensors")
     with pytest.raises(FedsslError, match="there is no encoder"):
         load_classifier(tmp_path)
-    from safetensors import safe_open
-
-    with safe_open(made.folder / "classifier.safetensors", "pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(made.folder / "classifier.safetensors")
-    del tensors["head.0.weight"]
-    save_file(tensors, tmp_path / "broken.safetensors", metadata)
+    file = read_weight_file(made.folder / "classifier.safetensors")
+    del file.tensors["head.0.weight"]
+    (tmp_path / "broken.safetensors").write_bytes(weight_file(file.tensors, file.about))
     with pytest.raises(FedsslError, match=r"not those of the network that it names: .*head\.0\.weight"):
         load_classifier(tmp_path / "broken.safetensors")
 

@@ -156,6 +156,9 @@ def test_a_damaged_record_is_named_and_mended_or_put_aside(finished, name, how):
     damage(finished / name, how, random.Random(f"{name} {how}"))
     with pytest.raises(DamagedError, match=rf"run/{name}: .*run the same `fedssl run` command again"):
         RunRecord.read(finished)
+    if name in ("environment.json", "partition.json"):
+        with pytest.raises(DamagedError, match=rf"run/{name}: "):
+            getattr(FinishedRun.open(finished), name.partition(".")[0])
     (line,) = list_runs(finished)
     assert line.status.startswith("broken: ")
     assert name in line.status

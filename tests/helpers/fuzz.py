@@ -211,9 +211,10 @@ def look(one, file, way, stream, scratch):
 def _classified(one, folder, file):
     noticed, silent = [], []
     for reader in READERS:
-        found = outcome(reader, folder)
-        if found != one.seen[reader.__name__]:
-            (noticed if _names(found, file) else silent).append((reader.__name__, found))
+        found, usual = outcome(reader, folder), one.seen[reader.__name__]
+        if found != usual:
+            refused_anyway = found[0] == usual[0] == "refused"  # e.g. the encoder of a run that has none yet
+            (noticed if refused_anyway or _names(found, file) else silent).append((reader.__name__, found))
     view = Stops()
     ran = outcome(lambda folder: one.run(folder, view) and None, folder)
     said = "\n".join(view.lines)

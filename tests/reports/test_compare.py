@@ -158,7 +158,7 @@ def test_sizes(count, text):
         ("config.toml", "rounds = ", r"config\.toml: not readable as TOML"),
         ("config.toml", "rounds = 3", r"config\.toml: not the config of a run \(no table \[method\]\)"),
         ("config.toml", None, r"not a run folder \(config\.toml is missing\)"),
-        ("environment.json", b"\xff\xfe", r"environment\.json: cannot be read"),
+        ("environment.json", b"\xff\xfe", r"environment\.json: damaged, not UTF-8"),
         ("rounds.jsonl", b"\xff\xfe", r"rounds\.jsonl: cannot be read"),
     ],
 )

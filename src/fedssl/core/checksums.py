@@ -37,7 +37,7 @@ def read_signed(path: Path, *, must: bool = True) -> str:
     except OSError as error:
         raise DamagedError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise DamagedError(f"{path}: cannot be read (not UTF-8)") from None
+        raise DamagedError(f"{path}: damaged, not UTF-8") from None
     length = len(signed("", path.suffix))
     if text != signed(text[:-length], path.suffix) and (must or _LAST_LINE[path.suffix][0] in text[-length:]):
         raise DamagedError(f"{path}: {ALTERED}")

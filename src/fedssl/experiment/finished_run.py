@@ -60,6 +60,7 @@ class FinishedRun:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
+        check_files(self.folder.path, "environment.json")
         return read_environment(self.folder.path)
 
     @cached_property

@@ -80,9 +80,7 @@ def test_a_server_names_no_code_and_no_path_here():
 def test_a_client_trains_a_network_that_it_allows(tmp_path, device):
     write_images(tmp_path / "images", 0, 24)
     settings = about()["settings"]
-    network = {key: settings["network"][key] for key in ("head_hidden", "head_out")} | {
-        "name": "tests.helpers.own_networks:Small"
-    }
+    network = {key: settings["network"][key] for key in ("head_hidden", "head_out")} | {"name": "own_networks:Small"}
     task = about(settings=settings | {"network": network})
     with pytest.raises(FedsslError, match="say --allow-code own_networks"):
         open_side(node_config(tmp_path, device=device), task)

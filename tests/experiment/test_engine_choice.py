@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedssl.core.weights import Weights
-from fedssl.experiment import engine_choice as calibration
+from fedssl.experiment import engine_choice
 from fedssl.experiment.backends import for_workers
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.engine_choice import choose_engine, default_workers, seconds_per_step
@@ -23,9 +23,9 @@ def parts():
 
 
 def choose(parts, monkeypatch, here, apart, steps=10_000, cores=2, **settings):
-    monkeypatch.setattr(calibration, "seconds_per_step", lambda client, client_id: here)
-    monkeypatch.setattr(calibration, "_side_by_side", lambda side, workers: apart)
-    monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(engine_choice, "seconds_per_step", lambda client, client_id: here)
+    monkeypatch.setattr(engine_choice, "_side_by_side", lambda side, workers: apart)
+    monkeypatch.setattr(engine_choice.os, "sched_getaffinity", lambda _: set(range(cores)))
     return choose_engine(load("smoke", TINY | settings).config, parts, "folder", steps)
 
 
@@ -53,9 +53,9 @@ def test_short_runs_and_single_cores_are_not_measured(parts, monkeypatch):
 
 
 def test_workers_that_do_not_fit_into_memory_are_not_started(parts, monkeypatch):
-    monkeypatch.setattr(calibration, "own_bytes", lambda: 1_100_000_000)
+    monkeypatch.setattr(engine_choice, "own_bytes", lambda: 1_100_000_000)
     for available, engine in ((2_100_000_000, "in-process"), (2_300_000_000, "processes"), (None, "processes")):
-        monkeypatch.setattr(calibration, "available_bytes", lambda left=available: left)
+        monkeypatch.setattr(engine_choice, "available_bytes", lambda left=available: left)
         choice = choose(parts, monkeypatch, here=0.100, apart=0.110)
         assert choice.run.engine == engine
         assert ("2 worker processes would need 2.2 GB and 2.1 GB are left" in choice.reason) == (engine == "in-process")
@@ -68,7 +68,7 @@ def test_what_was_asked_for_is_done(parts, monkeypatch):
 
 
 def test_workers_are_as_many_as_cores_and_clients_allow(monkeypatch):
-    monkeypatch.setattr(calibration.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(engine_choice.os, "sched_getaffinity", lambda _: set(range(8)))
     cpu = torch.device("cpu")
     asked = {(0, 5): 5, (1, 20): 8, (4, 20): 2, (16, 20): 1}
     assert {key: default_workers(cpu, *key) for key in asked} == asked
@@ -76,7 +76,7 @@ def test_workers_are_as_many_as_cores_and_clients_allow(monkeypatch):
 
 def test_several_gpus_are_measured_with_a_worker_each_and_one_is_not(parts, monkeypatch):
     for gpus, engine in ((2, "processes"), (1, "in-process")):
-        monkeypatch.setattr(calibration.torch.cuda, "device_count", lambda count=gpus: count)
+        monkeypatch.setattr(engine_choice.torch.cuda, "device_count", lambda count=gpus: count)
         chosen = choose(replace(parts, device=torch.device("cuda")), monkeypatch, 0.1, 0.11)
         assert chosen.run.engine == engine
     assert chosen.reason == "", "not measured"
@@ -93,7 +93,7 @@ def test_measuring_leaves_nothing_behind(parts):
 
 def test_two_real_workers_measure_side_by_side(tmp_path):
     config = load("smoke", TINY | {"engine": "processes", "workers": 2}).config
-    seconds = calibration._side_by_side(for_workers(config, tmp_path), 2)
+    seconds = engine_choice._side_by_side(for_workers(config, tmp_path), 2)
     assert 0 < seconds < 60
 
 

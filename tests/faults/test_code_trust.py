@@ -74,7 +74,7 @@ FUNCTIONS = {
     ),
 }
 LINES = [line for lines in COMMANDS.values() for line in lines]
-OWN = "tests.helpers.own_networks:Small"
+OWN = "own_networks:Small"
 SHORT = {key: value for key, value in TINY.items() if key != "network.width"} | {"rounds": 1}
 TYPED = {**SHORT, "network.name": OWN}
 # What a hostile file may say: any callable with its arguments, or a module whose import alone does the harm.
@@ -208,7 +208,7 @@ def test_functions_use_code_that_a_person_allows(place, call, allowed):
     call(allow_code=allowed)
 
 
-@pytest.mark.parametrize("allowed", ["own", "own_networks_too", "networks", "tests.helpers.own_networks:Smaller", ""])
+@pytest.mark.parametrize("allowed", ["own", "own_networks_too", "networks", "own_networks:Smaller", ""])
 def test_another_package_allows_nothing(place, allowed):
     for given in (allowed, [allowed]):
         with pytest.raises(FedsslError, match="it names code of package 'own_networks'"):

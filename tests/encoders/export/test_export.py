@@ -231,22 +231,20 @@ def test_networks_that_they_lack_are_refused_with_the_reason(run, own, tmp_path,
 
 
 def test_a_users_own_network(tmp_path):
-    load("smoke", {**OWN, "network.name": "tests.helpers.own_networks:Small"}).run(tmp_path / "run")
+    load("smoke", {**OWN, "network.name": "own_networks:Small"}).run(tmp_path / "run")
     allowed = {"allow_code": ["own_networks"]}
     made = export_encoder(tmp_path / "run", tmp_path / "out", ["safetensors", "torch-export"], **allowed)
     assert made.differences["torch-export"] < 1e-5
     images, wanted = features(tmp_path / "run", 3, **allowed)
     torch.testing.assert_close(fedssl.load_encoder(tmp_path / "out", **allowed)(images), wanted)
-    with pytest.raises(FedsslError, match="it has no network like tests.helpers.own_networks:Small"):
+    with pytest.raises(FedsslError, match="it has no network like own_networks:Small"):
         export_encoder(tmp_path / "run", tmp_path / "out2", ["timm"], **allowed)
 
 
 def test_a_network_that_no_exporter_understands_is_named(tmp_path):
-    load("smoke", {**OWN, "network.name": "tests.helpers.own_networks:Branching"}).run(tmp_path / "run")
+    load("smoke", {**OWN, "network.name": "own_networks:Branching"}).run(tmp_path / "run")
     allowed = {"allow_code": ["own_networks"]}
-    with pytest.raises(
-        FedsslError, match="tests.helpers.own_networks:Branching: the network cannot be exported as a program"
-    ):
+    with pytest.raises(FedsslError, match="own_networks:Branching: the network cannot be exported as a program"):
         export_encoder(tmp_path / "run", tmp_path / "out", ["torch-export"], **allowed)
     assert not (tmp_path / "out").exists()
     assert export_encoder(tmp_path / "run", tmp_path / "out", ["hub"], **allowed).files[-1] == "model.safetensors"

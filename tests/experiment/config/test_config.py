@@ -83,9 +83,9 @@ def test_the_choice_of_initial_weights_is_one_of_resnets():
         load_config("smoke", {"network.init": "pytorch"})
     with pytest.raises(FedsslError, match=r"network\.init: 'xavier' is not one of he, pytorch"):
         load_config("cifar10-noniid", {"network.init": "xavier"})
-    own = load_config("cifar10-noniid", {"network.name": "tests.helpers.own_networks:Small"})
+    own = load_config("cifar10-noniid", {"network.name": "own_networks:Small"})
     assert own.network.model_extra == {}
-    given = load_config("smoke", {"network.name": "tests.helpers.own_networks:Small", "network.init": "zeros"})
+    given = load_config("smoke", {"network.name": "own_networks:Small", "network.init": "zeros"})
     with pytest.raises(FedsslError, match=r"'own_networks:Small' does not accept these settings: .*'init'"):
         build_method(given, 3, (16, 16))
 

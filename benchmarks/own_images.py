@@ -49,7 +49,7 @@ settings = {
     "local_training.batch_size": 64, "evaluation.every": 0, "threads": int(sys.argv[4]),
     "partition.data_amount": float(sys.argv[5]),
 }
-from fedssl.reports.progress import QuietView
+from fedssl.experiment.progress.views import QuietView
 class View(QuietView):
     def preparing(self, text, done, total):
         if done == total:

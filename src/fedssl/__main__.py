@@ -1,5 +1,5 @@
 """`python -m fedssl` is the `fedssl` command."""
 
-from fedssl.cli import main
+from fedssl.cli.main import main
 
 main()

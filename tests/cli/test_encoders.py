@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedssl.cli import app
+from fedssl.cli.main import app
 from fedssl.core.errors import FedsslError
 from tests.helpers.small_photos import spoil, train, write_photos
 

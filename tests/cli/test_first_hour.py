@@ -31,7 +31,7 @@ def build(channels):
 
 def command(*arguments, **options):
     """As the installed command is started, which unlike `python -m` does not look for modules in the folder."""
-    start = [sys.executable, "-P", "-c", "from fedssl.cli import main; main()", *arguments]
+    start = [sys.executable, "-P", "-c", "from fedssl.cli.main import main; main()", *arguments]
     environment = os.environ | {"PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
     return subprocess.run(start, capture_output=True, text=True, env=environment, check=False, **options)
 

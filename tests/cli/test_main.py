@@ -32,7 +32,7 @@ def start(*arguments, **options):
 
 def fedssl(*arguments, **options):
     process = start(*arguments, **options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -58,7 +58,7 @@ def test_help_names_every_command_and_is_quick_to_import():
         "classify",
     ):
         assert f"\n  {word} " in out
-    probe = "import sys; import fedssl.cli; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    probe = "import sys; import fedssl.cli.main; print(sorted({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]", "--help must not wait for torch"
 
@@ -141,12 +141,12 @@ def test_listings():
 def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, code):
     folder = tmp_path / "run"
     process = start("run", "smoke", *TINY, "--set", "rounds=5000", "--set", "evaluation.every=0", "--out", str(folder))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (folder / "rounds.jsonl").exists() or (folder / "rounds.jsonl").read_text().count("\n") < 3:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.05)
     process.send_signal(sent)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} goes on\n"
     assert process.returncode == code
     assert '"interrupted"' in (folder / "summary.json").read_text()
@@ -172,7 +172,7 @@ def test_a_terminal_that_is_closed_stops_the_run_cleanly(tmp_path):
         with contextlib.suppress(BlockingIOError):  # what is shown must be read, or it waits for that
             os.read(ours, 1 << 20)
     os.close(ours)
-    assert process.wait(timeout=120) == 129
+    assert process.wait(timeout=600) == 129
     assert '"interrupted"' in (folder / "summary.json").read_text()
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fedssl.cli import app
-from fedssl.cli import main as fedssl_main
+from fedssl.cli.main import app
+from fedssl.cli.main import main as fedssl_main
 from fedssl.paper.catalogue import load_studies
 from tests.helpers.paper_runs import plan_of, write
 

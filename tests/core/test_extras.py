@@ -41,7 +41,7 @@ def absent(monkeypatch, *modules):
 
 
 def test_the_table_has_every_extra_that_can_be_installed():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"dev"}
 
 

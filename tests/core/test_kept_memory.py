@@ -8,7 +8,7 @@ from fedssl.core.memory import keep_freed_memory
 
 FAULTS = """
 import resource, torch
-from fedssl.allocator import keep_freed_memory
+from fedssl.core.memory import keep_freed_memory
 torch.set_num_threads(1)
 
 def faults():

@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
-from fedssl.cli import app
+from fedssl.cli.main import app
 from fedssl.experiment.config.layers import load_config
 from tests.helpers.html_page import HtmlPage
 

@@ -39,7 +39,7 @@ def run(command):
     options = SHORT[2:4] if command[1:3] == ["data", "inspect"] else options
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
     program = [sys.executable, "-m", "fedssl", *command[1:], *options]
-    ran = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    ran = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=900, check=False)
     assert ran.returncode == 0, f"{shlex.join(command)}: {ran.stderr}"
     return ran.stdout
 

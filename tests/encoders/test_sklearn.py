@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_used_is_an_error_since_it_would_have_no_row(place
 def test_only_this_module_needs_scikit_learn():
     probe = (
         "import sys; sys.modules['sklearn'] = None\n"
-        "import fedssl.cli, fedssl.encoders.finetune, fedssl.encoders.neighbours\n"
+        "import fedssl.cli.main, fedssl.encoders.finetune, fedssl.encoders.neighbours\n"
         "try:\n    import fedssl.encoders.sklearn\nexcept Exception as error:\n    print(error)"
     )
     shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedssl.cli import app
+from fedssl.cli.main import app
 from fedssl.core.errors import FedsslError
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import build_dataset, build_partition, choose_public_images

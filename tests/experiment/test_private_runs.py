@@ -6,7 +6,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from fedssl.cli import app
+from fedssl.cli.main import app
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.records.run_record import RunRecord

@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedssl
-from fedssl.cli import app
+from fedssl.cli.main import app
 from fedssl.core.errors import FedsslError
 from fedssl.encoders.classifier import load_classifier
 from fedssl.encoders.evaluate import Request, evaluate

@@ -98,7 +98,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(part, tmp_path):
 def test_two_processes_cannot_write_to_one_folder_and_a_dead_ones_lock_is_free(tmp_path):
     folder = tmp_path / "run"
     process, *_ = start(NAME, folder, rounds=2000)
-    wait_for(lambda: (folder / "checkpoints").exists())
+    wait_for(lambda: (folder / "checkpoints").exists(), process)
     with pytest.raises(FedsslError, match=rf"in use by process {process.pid} on {os.uname().nodename} since"):
         experiment(NAME, rounds=2000).run(folder)
     os.kill(process.pid, signal.SIGKILL)
@@ -107,10 +107,10 @@ def test_two_processes_cannot_write_to_one_folder_and_a_dead_ones_lock_is_free(t
         assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_for(condition, process):
+    """As long as it takes, for machines may be busy; a process that ended will not do it any more."""
     while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
+        assert process.is_alive(), f"it ended with code {process.exitcode}"
         time.sleep(0.01)
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_may_not_grow_stops_the_run_and_costs_nothing(part, tmp_path
     said = CONTEXT.Queue()
     process = CONTEXT.Process(target=limited_child, args=(part, sizes[what], said))
     process.start()
-    code, text = said.get(timeout=120)
+    code, text = said.get(timeout=600)
     process.join()
     assert code == 5
     assert "File too large" in text
@@ -228,11 +228,9 @@ def stoppable_child(folder, where, numbers, said):
 def test_a_signal_anywhere_costs_nothing(tmp_path, undisturbed, where, numbers):
     said = CONTEXT.Queue()
     process = CONTEXT.Process(target=stoppable_child, args=(tmp_path / "run", where, numbers, said))
-    begun = time.monotonic()
     process.start()
-    assert said.get(timeout=60) == 128 + numbers[0]
+    assert said.get(timeout=600) == 128 + numbers[0]
     process.join()
-    assert time.monotonic() - begun < 60
     finish(NAME, tmp_path / "run", **QUICK)
     assert everything(tmp_path / "run") == undisturbed
 

@@ -3,7 +3,7 @@
 from glob import escape, glob
 from pathlib import Path
 
-PRESETS = Path(__file__).parent / "presets"
+PRESETS = Path(__file__).parents[1] / "experiment" / "config" / "presets"
 
 
 def complete_preset(begun: str) -> list[str]:

@@ -15,6 +15,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "sklearn": ("sklearn",),
     "flower": ("flwr",),
+    "secure": ("cryptography", "Crypto"),
 }
 
 

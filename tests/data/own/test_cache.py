@@ -148,7 +148,7 @@ def test_two_processes_at_once(folder, tmp_path):
     command = [sys.executable, "-c", probe, str(folder[0]), os.path.dirname(__file__)]  # noqa: PTH120
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    prints = {process.communicate(timeout=120)[0] for process in running}
+    prints = {process.communicate(timeout=600)[0] for process in running}
     assert prints == {look(folder[0]).fingerprint + "\n"}
     assert [path.name for path in cache_folder().glob("unfinished-*")] == []
 

@@ -110,14 +110,14 @@ def test_workers_end_with_their_parent(tmp_path):
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "fedssl", "run", "smoke", *options, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run/checkpoints/round-000001").exists():
-        assert time.monotonic() < deadline
+    while not (tmp_path / "run/checkpoints/round-000001").exists():  # as long as a busy machine takes
+        assert process.poll() is None, f"the run ended with code {process.returncode}"
         time.sleep(0.05)
     workers = _descendants(process.pid)
     assert len(workers) >= 2
     process.kill()
     process.wait()
+    deadline = time.monotonic() + 600  # the kernel ends them: only a worker that is not told would be there so long
     while not all(_is_gone(pid) for pid in workers):
         assert time.monotonic() < deadline, "workers outlived the run"
         time.sleep(0.05)

@@ -4,10 +4,6 @@ Double masking with dropouts (Bonawitz et al., 2017), for tens of sites. No tran
 coordinator make and take messages, in one process or through a server that nobody trusts.
 """
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.extras import need
 
-try:
-    import Crypto.Protocol.SecretSharing  # noqa: F401
-    import cryptography.hazmat.primitives  # noqa: F401
-except ImportError as error:
-    raise FedsslError(f"secure aggregation: {error.name} is not installed: pip install 'fedssl[secure]'") from None
+need("secure", "secure aggregation")

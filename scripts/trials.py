@@ -70,9 +70,10 @@ def _percent(measured: Record) -> Record:
 
 def run_all() -> None:
     """The list is read again after each trial: it may have grown."""
-    while waiting := [name for name in listed() if not (RECORDS / f"{name}.json").exists()]:
-        record = run_one(waiting[0], listed()[waiting[0]])
-        (RECORDS / f"{waiting[0]}.json").write_text(json.dumps(record, indent=1) + "\n")
+    while waiting := {name: trial for name, trial in listed().items() if not (RECORDS / f"{name}.json").exists()}:
+        name, trial = next(iter(waiting.items()))
+        record = run_one(name, trial)
+        (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
         print(row(record), flush=True)
 
 

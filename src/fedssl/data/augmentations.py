@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -38,18 +38,11 @@ class Recipe:
     grey: Fraction = 0.2
     blur: Fraction = 0.0
     output_size: Annotated[int, Ge(0)] = 0  # 0: the size of the image
-    first_size: Annotated[int, Ge(0)] = 0  # of views in the first rounds, small ones are cheap; 0: as in the others
-    first_rounds: Fraction = 0.75  # the share of the rounds that are the first ones
 
     def __post_init__(self) -> None:
         for low, high in (("crop_scale_min", "crop_scale_max"), ("crop_ratio_min", "crop_ratio_max")):
             if getattr(self, low) > getattr(self, high):
                 raise FedsslError(f"{low} {getattr(self, low):g} is above {high} {getattr(self, high):g}: swap them")
-
-    def in_round(self, round_number: int, rounds: int) -> "Recipe":
-        """The recipe of one round, counted from 1."""
-        first = self.first_size and round_number <= self.first_rounds * rounds
-        return replace(self, output_size=self.first_size) if first else self
 
 
 RECIPES: dict[str, Callable[..., Recipe]] = {

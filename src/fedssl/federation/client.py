@@ -93,7 +93,7 @@ class Client:
         report = train_locally(
             self.method,
             images,
-            self.recipe.in_round(task.round_number, self.rounds),
+            self.recipe,
             self.training,
             self.training.learning_rate(task.round_number, self.rounds),
             training_seed(self.seed, task.client_id, task.round_number),

@@ -79,9 +79,9 @@ def run_all() -> None:
 
 def records() -> Iterator[Record]:
     """In the order of the list; a trial that was not run has none."""
-    for name in listed():
+    for name, trial in listed().items():
         if (RECORDS / f"{name}.json").exists():
-            yield read_json(RECORDS / f"{name}.json")
+            yield read_json(RECORDS / f"{name}.json") | {"gone": trial.get("gone")}
 
 
 def fair_random(record: Record, measure: str) -> float:
@@ -91,6 +91,7 @@ def fair_random(record: Record, measure: str) -> float:
 
 def row(record: Record) -> str:
     changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
+    changed += f" ({record['gone']})" if record.get("gone") else ""
     trained, spent = record["validation"], record["core_seconds"]
     random = {measure: fair_random(record, measure) for measure in ("knn", "linear")}
     cells = [

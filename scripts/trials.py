@@ -70,17 +70,18 @@ def _percent(measured: Record) -> Record:
 
 def run_all() -> None:
     """The list is read again after each trial: it may have grown."""
-    while waiting := [name for name in listed() if not (RECORDS / f"{name}.json").exists()]:
-        record = run_one(waiting[0], listed()[waiting[0]])
-        (RECORDS / f"{waiting[0]}.json").write_text(json.dumps(record, indent=1) + "\n")
+    while waiting := {name: trial for name, trial in listed().items() if not (RECORDS / f"{name}.json").exists()}:
+        name, trial = next(iter(waiting.items()))
+        record = run_one(name, trial)
+        (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
         print(row(record), flush=True)
 
 
 def records() -> Iterator[Record]:
     """In the order of the list; a trial that was not run has none."""
-    for name in listed():
+    for name, trial in listed().items():
         if (RECORDS / f"{name}.json").exists():
-            yield read_json(RECORDS / f"{name}.json")
+            yield read_json(RECORDS / f"{name}.json") | {"gone": trial.get("gone")}
 
 
 def fair_random(record: Record, measure: str) -> float:
@@ -90,6 +91,7 @@ def fair_random(record: Record, measure: str) -> float:
 
 def row(record: Record) -> str:
     changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
+    changed += f" ({record['gone']})" if record.get("gone") else ""
     trained, spent = record["validation"], record["core_seconds"]
     random = {measure: fair_random(record, measure) for measure in ("knn", "linear")}
     cells = [

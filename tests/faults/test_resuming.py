@@ -188,6 +188,8 @@ def test_a_file_that_may_not_grow_stops_the_run_and_costs_nothing(part, tmp_path
     if what == "log":
         found["rounds"] = found["rounds"][1:]
         del found["metrics"], expected["metrics"]
+        for one in (found, expected):  # the gain image by image is not known of a run that an older version began
+            del one["summary"]["gain"], one["summary"]["verdict"]
     assert found == expected
 
 

@@ -1,10 +1,15 @@
 """Federated self-supervised learning: many sites hold unlabelled images, together they train one image encoder."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from fedssl.core.old_names import OldNames
 
 __version__ = "0.1.0"
 __all__ = ["FedsslError", "load", "load_classifier", "load_encoder"]
+
+sys.meta_path.insert(0, OldNames())
 
 if TYPE_CHECKING:  # type checkers must not see __getattr__, by which every misspelt name would be right
     from fedssl.core.errors import FedsslError

@@ -16,19 +16,16 @@ from fedssl.deployment.certificates import make_node_key, make_server_certificat
 from fedssl.deployment.server import Deployment, serve
 from fedssl.deployment.server_run import A_DAY, AtSites, key_bytes, run_at_server
 from fedssl.deployment.site import Site, take_part
-from fedssl.deployment.site_run import log_of, name_of, open_side
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.progress.views import QuietView
 from fedssl.experiment.records.encoder_file import save_encoder
 from fedssl.experiment.records.run_folder import RunFolder
-from fedssl.federation.engines.flower.client_app import make_client_app
 from fedssl.federation.engines.flower.directory import ByKey, ByName
 from fedssl.reports.run_page import write_report
-from tests.federation.engines.test_flower import context
 from tests.helpers.deployed import NAMES as HOSPITALS
 from tests.helpers.deployed import SETTINGS, Federation, write_images
-from tests.helpers.flower_grid import FakeGrid, node
+from tests.helpers.flower_grid import FakeGrid, grid_of_sites, node
 from tests.helpers.small import TINY
 
 NAMES = ["north", "south"]
@@ -268,14 +265,7 @@ def test_a_whole_deployment_without_its_processes_ends_as_silos_on_one_machine(t
     federation = Federation(tmp_path, rounds=2)
     for number, name in enumerate(HOSPITALS):
         write_images(tmp_path / "sites" / name, number)
-    client_app = make_client_app(open_side, name_of, log_of)
-
-    def answer(message, node_id):
-        name = HOSPITALS[node_id]
-        node_config = {"name": name, "data": str(tmp_path / "sites" / name), "state": str(tmp_path / name / "state")}
-        return client_app(message, context(node_config))
-
-    grid = FakeGrid([node(0), node(1)], answer)
+    grid = grid_of_sites(tmp_path, HOSPITALS)
     settings = load_config("sites", SETTINGS | {"rounds": 2, "flower.clients": HOSPITALS})
     report = Experiment(settings, AtSites(grid, "a1", {})).run(federation.run)
     assert report.summary["status"] == "finished"

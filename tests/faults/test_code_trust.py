@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from fedssl.experiment.finished_run import FinishedRun
 from fedssl.networks.backbones import check_code, find_backbone
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.plan import make_plan
-from fedssl.paper.runner import _Job
+from fedssl.paper.runner import _make
 from fedssl.paper.scales import find_scale
 from fedssl.reports.run_page import write_report
 from tests.helpers.small import TINY
@@ -296,9 +297,8 @@ def test_the_papers_runs_are_made_with_their_own_settings_only(tmp_path):
     run = next(iter(plan.runs.values()))
     raw = run.config.as_raw() | {"network": HOSTILE["a callable"]}
     write_run(run.folder, raw, summary=None)
-    job = _Job(run, {}, 0, 0)
-    assert job.ended()
-    assert job.error == f"{run.folder / 'config.toml'}: not the settings of this run: move it away"
+    message = f"{run.folder / 'config.toml'}: not the settings of this run: move it away"
+    assert _make(run, {}, {}, threading.Event()) == message
 
 
 def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path, monkeypatch):

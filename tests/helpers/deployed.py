@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.deployment.supervision import free_port
 from fedssl.experiment.experiment import load
 from fedssl.federation.checkpoint import CheckpointStore
 from fedssl.federation.client_store import ClientStore
@@ -35,12 +35,6 @@ def write_images(folder, seed, count=40):
     folder.mkdir(parents=True)
     for number, pixels in enumerate(synthetic_images(count, 10, 16, seed, "train").pixels.permute(0, 2, 3, 1).numpy()):
         Image.fromarray(pixels).save(folder / f"image-{number:03d}.png")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass

@@ -4,10 +4,12 @@ import itertools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from flwr.app import Error
+from flwr.app import Error, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedssl.federation.engines.flower.api import ErrorCode, Message
+from fedssl.deployment.site_run import log_of, name_of, open_side
+from fedssl.federation.engines.flower.api import Context, ErrorCode, Message
+from fedssl.federation.engines.flower.client_app import make_client_app
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
@@ -52,3 +54,21 @@ class FakeGrid:
 
 def unavailable(message, code=ErrorCode.NODE_UNAVAILABLE):
     return Message(Error(code=code, reason="says Flower"), reply_to=message)
+
+
+def context(node_config):
+    return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def grid_of_sites(folder, names):
+    """The sites of a deployment under one folder, each with its images in `sites/NAME` and its state beside them."""
+    client_app = make_client_app(open_side, name_of, log_of)
+
+    def answer(message, node_id):
+        name = names[node_id]
+        return client_app(
+            message,
+            context({"name": name, "data": str(folder / "sites" / name), "state": str(folder / name / "state")}),
+        )
+
+    return FakeGrid([node(number) for number in range(len(names))], answer)

@@ -105,16 +105,34 @@ def test_a_signal_is_passed_on_once_and_nothing_new_begins(plan, monkeypatch, tm
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_error_of_ours_leaves_no_run_behind(plan, monkeypatch):
-    """The second folder cannot be made: the first run is told to stop before the error is passed on."""
+@pytest.fixture
+def processes(plan, monkeypatch):
+    """Those that were started, each of which would take a minute."""
     scripts(monkeypatch, [["import time; time.sleep(60)"]] * 3)
-    processes, real = [], module._start
-    monkeypatch.setattr(module, "_start", lambda *given: processes.append(real(*given)) or processes[-1])
+    started, real = [], module._start
+    monkeypatch.setattr(module, "_start", lambda *given: started.append(real(*given)) or started[-1])
+    return started
+
+
+def test_an_error_of_ours_leaves_no_run_behind(plan, processes):
+    """Here of the view, while a run is at work: it is told to stop before the error is passed on."""
+
+    class Breaks(Seen):
+        def progress(self, done):
+            if processes:
+                raise StorageError("no room")
+
+    with pytest.raises(StorageError, match="no room"):
+        carry_out(plan, 1, Breaks(), lambda run: 1.0)
+    assert [process.poll() for process in processes] == [-signal.SIGTERM]
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_run_behind(plan, processes):
     list(plan.runs.values())[1].folder.parent.mkdir(parents=True)
     list(plan.runs.values())[1].folder.write_text("a file")
     with pytest.raises(StorageError, match="cannot be written: File exists"):
         carry_out(plan, 2, Seen(), lambda run: 1.0)
-    assert [process.poll() for process in processes] == [-signal.SIGTERM]
+    assert all(process.poll() == -signal.SIGTERM for process in processes)
 
 
 def test_a_watcher_says_what_happens(plan, capsys):

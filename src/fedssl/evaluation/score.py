@@ -75,7 +75,6 @@ class Gain:
     baseline: Best
     trained: Best
     interval: tuple[float, float] | None = None  # 95 %; None: the number of test images is not known
-    paired: bool = False
 
     @property
     def difference(self) -> float:

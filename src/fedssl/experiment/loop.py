@@ -162,7 +162,7 @@ class Running:
                 after = measured.correct[_name(measure, trained)]
                 change = after - unpacked(before, len(after))
                 interval = paired_interval(float(change.sum()), float(change.square().sum()), len(after))
-                gain = Gain(baseline, trained, interval, paired=True)
+                gain = Gain(baseline, trained, interval)
                 gains[measure] = asdict(gain) | {"interval": list(interval)}  # as JSON gives it back
         return gains
 

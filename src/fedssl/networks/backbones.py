@@ -6,17 +6,15 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.settings import Count
 from fedssl.networks.whitening import Stem, make_stem
 
-Channels = Annotated[int, Ge(1)]
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
 Init = Literal["he", "pytorch"]
 Stride = Literal[1, 2]

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,46 +41,36 @@ class Outcome:
 
 def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
     """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
-    waiting, active, outcome = plan.unfinished(), list[_Job](), Outcome()
+    waiting, outcome, stop = plan.unfinished(), Outcome(), threading.Event()
+    active: dict[Future[str | None], tuple[PlannedRun, int]] = {}  # and its slot, which says its GPU
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
     total, done = sum(costs.values()), 0.0
-    with _stop_signals() as stopped:
+    with _stop_signals() as stopped, ThreadPoolExecutor(jobs) as pool:
         try:
             while (waiting and not stopped) or active:
                 while waiting and len(active) < jobs and not stopped:
-                    slot = min(set(range(jobs)) - {job.slot for job in active})
-                    active.append(_Job(waiting.pop(0), plan.scale.evaluation_epochs, slot, gpus))
-                    watcher.started(active[-1].run)
-                for job in active if stopped else ():
-                    job.stop()
-                for job in [job for job in active if job.ended()]:
-                    active.remove(job)
-                    done += costs[job.run.key]
-                    _note(job, outcome, watcher, stopped=bool(stopped))
-                watcher.progress((done + sum(costs[job.run.key] * job.share() for job in active)) / total)
-                if active:
-                    time.sleep(POLL_SECONDS)
+                    run, slot = waiting.pop(0), min(set(range(jobs)) - {slot for _, slot in active.values()})
+                    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else {})
+                    _write_settings(run)
+                    active[pool.submit(_make, run, plan.scale.evaluation_epochs, environment, stop)] = run, slot
+                    watcher.started(run)
+                if stopped:
+                    stop.set()
+                for future in wait(active, POLL_SECONDS, FIRST_COMPLETED).done:
+                    run, _ = active.pop(future)
+                    done += costs[run.key]
+                    error = future.result()
+                    if error is None:
+                        outcome.finished.append(run.name)
+                        watcher.ended(run, None)
+                    elif not stopped:  # a run that was told to stop has not failed
+                        outcome.failed[run.name] = error
+                        watcher.ended(run, error)
+                watcher.progress((done + sum(costs[run.key] * _share(run) for run, _ in active.values())) / total)
         finally:  # an error of ours, such as a full disk, leaves no run behind
-            _stop_all(active)
+            stop.set()
     outcome.stopped = stopped[0] if stopped else None
     return outcome
-
-
-def _note(job: "_Job", outcome: Outcome, watcher: Watcher, *, stopped: bool) -> None:
-    """A run that was told to stop has not failed."""
-    if job.error is None and not job.commands:
-        outcome.finished.append(job.run.name)
-        watcher.ended(job.run, None)
-    elif not stopped:
-        outcome.failed[job.run.name] = job.error or "not finished"
-        watcher.ended(job.run, job.error)
-
-
-def _stop_all(active: list["_Job"]) -> None:
-    while any(not job.ended() for job in active):
-        for job in active:
-            job.stop()
-        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -113,62 +104,50 @@ def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:
     return commands
 
 
-class _Job:
-    """One run's commands, one after another, in a session of their own: a Ctrl-C reaches them through us alone."""
-
-    def __init__(self, run: PlannedRun, epochs: dict[str, int], slot: int, gpus: int) -> None:
-        self.run, self.slot = run, slot
-        with storing(run.folder):
-            run.folder.mkdir(parents=True, exist_ok=True)
-        if not (run.folder / "config.toml").exists():
-            write_atomically(run.folder / "config.toml", run.config.as_toml())
-        # The command below takes the file for what a person typed, which may name code: no other file may be there.
-        known = key_of_folder(run.folder) == run.key
-        self.error = None if known else f"{run.folder / 'config.toml'}: not the settings of this run: move it away"
-        self.commands = commands_for(run, epochs) if known else []
-        self.environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else {})
-        self.told, self.stopping = 0.0, False
-        self.process: subprocess.Popen[bytes] | None = None
-        self._next()
-
-    def _next(self) -> None:
-        self.process = None
-        if self.commands and not self.stopping:
-            with (self.run.folder / LOG).open("ab") as log:
-                self.process = _start(self.commands.pop(0), log, self.environment)
-
-    def ended(self) -> bool:
-        """True when the last command has ended, or one has failed."""
-        if self.process is None:
-            return True
-        code = self.process.poll()
-        if code is None:
-            return False
-        if code != 0:
-            self.error = f"exit code {code}: {last_line(self.run.folder / LOG)}"
-            return True
-        self._next()
-        return self.process is None
-
-    def stop(self) -> None:
-        """Asks once to save and end; what does not end in time is ended, and no further command begins."""
-        self.stopping = True
-        if self.process is None or self.process.poll() is not None:
-            return
-        if not self.told:
-            self.told = time.monotonic()
-            self.process.terminate()
-        elif time.monotonic() - self.told > STOP_SECONDS:
-            self.process.kill()
-
-    def share(self) -> float:
-        """How much of the rounds is done, by the lines of rounds.jsonl; the first is of the random encoder."""
-        path = self.run.folder / "rounds.jsonl"
-        lines = path.read_bytes().count(b"\n") - 1 if path.exists() else 0
-        return min(max(lines, 0) / self.run.config.run.rounds, 1.0)
+def _write_settings(run: PlannedRun) -> None:
+    with storing(run.folder):
+        run.folder.mkdir(parents=True, exist_ok=True)
+    if not (run.folder / "config.toml").exists():
+        write_atomically(run.folder / "config.toml", run.config.as_toml())
 
 
-def _start(command: Sequence[str], log: IO[bytes], environment: dict[str, Any]) -> "subprocess.Popen[bytes]":
+def _make(run: PlannedRun, epochs: dict[str, int], environment: dict[str, str], stop: threading.Event) -> str | None:
+    """A run's commands, one after another; what went wrong. After `stop` no further command begins."""
+    # The command below takes the file for what a person typed, which may name code: no other file may be there.
+    if key_of_folder(run.folder) != run.key:
+        return f"{run.folder / 'config.toml'}: not the settings of this run: move it away"
+    for command in commands_for(run, epochs):
+        if stop.is_set():
+            return "not finished"
+        with (run.folder / LOG).open("ab") as log:
+            process = _start(command, log, environment)
+        while process.poll() is None:
+            if stop.wait(POLL_SECONDS):
+                _end(process)
+        if process.returncode:
+            return f"exit code {process.returncode}: {last_line(run.folder / LOG)}"
+    return None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Asks once to save and end; what does not end in time is ended."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _share(run: PlannedRun) -> float:
+    """How much of the rounds is done, by the lines of rounds.jsonl; the first is of the random encoder."""
+    path = run.folder / "rounds.jsonl"
+    lines = path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+    return min(max(lines, 0) / run.config.run.rounds, 1.0)
+
+
+def _start(command: Sequence[str], log: IO[bytes], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """In a session of its own: a Ctrl-C reaches it through us alone."""
     options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 

@@ -29,7 +29,7 @@ from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
-from tests.helpers.flower_grid import FakeGrid, node, unavailable
+from tests.helpers.flower_grid import FakeGrid, context, node, unavailable
 from tests.helpers.small import make_client, make_method, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
@@ -47,14 +47,6 @@ class OverMessages(OneMachine):
 def answering(side, node_config=None):
     app = make_client_app(lambda node, about: side, lambda node: "anybody", lambda node: side.log)
     return lambda message, node_id: app(message, context(node_config or {}))
-
-
-def context(node_config):
-    from flwr.app import RecordDict
-
-    from fedssl.federation.engines.flower.api import Context
-
-    return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -54,7 +54,7 @@ def _memory_gib() -> float | None:
 
 def _git_commit() -> str | None:
     """The commit of a source checkout, marked when it has changes; None for an installed package."""
-    here = Path(__file__).resolve().parents[3]
+    here = Path(__file__).resolve().parents[4]
     if not (here / ".git").exists():
         return None
     try:

@@ -1,0 +1,34 @@
+"""The house: twelve packages at the top, eight layers between them, and tests that mirror both."""
+
+import tomllib
+from pathlib import Path
+
+import fedssl
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(fedssl.__path__[0])
+OTHERS = {"helpers", "fixtures", "docs", "faults", "examples", "user_code"}  # folders of tests that mirror no package
+
+
+def folders(place):
+    return {path.name for path in place.iterdir() if path.is_dir() and path.name != "__pycache__"}
+
+
+def test_at_most_twelve_packages_at_the_top_and_nothing_beside_them():
+    assert len(folders(PACKAGE)) <= 12
+    assert {path.name for path in PACKAGE.iterdir() if path.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
+    assert all((PACKAGE / name / "__init__.py").is_file() for name in folders(PACKAGE))
+
+
+def test_at_most_eight_layers_hold_every_package():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert len(layers) <= 8
+    assert sorted(" | ".join(layers).split(" | ")) == sorted(f"fedssl.{name}" for name in folders(PACKAGE))
+
+
+def test_folders_of_tests_mirror_packages():
+    assert folders(ROOT / "tests") - OTHERS == folders(PACKAGE)
+    for room in folders(PACKAGE):
+        inner = {path.name for path in (ROOT / "tests" / room).iterdir() if [*path.glob("test_*.py")]}
+        assert inner <= folders(PACKAGE / room), f"tests/{room} has a folder that src/fedssl/{room} has not"

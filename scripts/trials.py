@@ -110,9 +110,9 @@ def settings(record: Record) -> str:
 
 
 def table() -> str:
-    known = list(records())
-    head = "| trial | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |\n|---|---|---|---|---|\n"
-    return head + "".join(f"{row(one)}\n" for one in known) + "\n" + "".join(f"{settings(one)}\n" for one in known)
+    known, rule = list(records()), "|---|---|---|---|---|"
+    head = ["| trial | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |", rule]
+    return "".join(f"{line}\n" for line in [*head, *map(row, known), "", *map(settings, known)])
 
 
 def with_tables(text: str) -> str:

@@ -3,10 +3,10 @@
 import doctest
 import importlib
 
-import fedssl
 import torch
-from fedssl.encoders.trained import open_encoder
 
+import fedssl
+from fedssl.encoders.trained import open_encoder
 from tests.helpers.pictures import write_folder
 
 # In this order: `load_classifier` opens what `fine_tune` wrote.
@@ -39,7 +39,7 @@ def examples(name):
 def test_examples_of_public_functions_give_what_they_show(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "photos", classes=("cat", "dog"), each=8)
-    fedssl.load("smoke", {"rounds": 1, "threads": 1}).run("runs/x")
+    fedssl.load("smoke", {"rounds": 2, "threads": 1}).run("runs/x")
     runner = doctest.DocTestRunner(optionflags=doctest.FAIL_FAST)
     for name in PUBLIC:
         example = examples(name)

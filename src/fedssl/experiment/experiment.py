@@ -137,7 +137,7 @@ class _Course:
         environment = describe_environment(self.parts.device)
         bits = changed_environment(self.folder.path, environment)
         for change in bits:
-            self.view.say(f"warning: {change} since the run was begun: it goes on, but not bitwise as without the stop")
+            self.view.say(f"warning: {change} since the run was begun: it resumes, but not bitwise as without the stop")
         for change in changed:
             self.view.say(f"note: {change}")
             if change.key == "rounds" and self.config.local_training.schedule == "cosine":

@@ -103,7 +103,7 @@ def _draw_curve(axis: Axes, curve: growth.Curve) -> None:
     axis.set_ylim(0.1, 100)
     memory.set_ylim(100, 10_000)
     axis.set_xlabel(curve.unit)
-    axis.set_ylabel("CPU seconds a round")
+    axis.set_ylabel("CPU seconds per round")
     memory.set_ylabel("peak memory, MB")
     lines = [*axis.get_lines(), *memory.get_lines()]
     axis.legend(

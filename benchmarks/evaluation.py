@@ -97,7 +97,7 @@ def rows(epochs: int = 3, repeats: int = 3) -> list[Row]:
     vote, _ = take_turns(votes(data), repeats)
     name, other = "DataLoader(TensorDataset)", "chunked matmul and topk"
     return [
-        faster("6 linear probe, 50,000 x 512", name, "s an epoch", probe[name] / epochs, probe["fedssl"] / epochs, 3),
+        faster("6 linear probe, 50,000 x 512", name, "s per epoch", probe[name] / epochs, probe["fedssl"] / epochs, 3),
         faster("6 kNN, 10,000 against 50,000", other, "s", vote[other], vote["fedssl"], 0.99),
     ]
 

@@ -1,4 +1,4 @@
-"""Target 4 and the cost curves: CPU time and peak memory of a round against clients, model size and images a client.
+"""Target 4 and the cost curves: CPU time and peak memory of a round against clients, model size and images per client.
 
     python -m benchmarks.growth
 
@@ -85,7 +85,7 @@ def parameters(width: int) -> int:
 def images_curve() -> Curve:
     return measured(
         "images",
-        "images a client",
+        "images per client",
         (64, 128, 256, 512, 1024),
         lambda images: {
             "partition.num_clients": 2,
@@ -108,7 +108,7 @@ def rows() -> list[Row]:
         within(f"4 peak memory, {MANY:,} clients", f"{FEW} clients", "MB", few, many, 1.1),
         grows("time against clients", "all take part", clients.exponent("seconds"), 0.85, 1.1),
         grows("memory against clients", "all take part", clients.exponent("megabytes"), none, 0.02),
-        grows("time against images a client", "2 clients", images.exponent("seconds"), 0.85, 1.1),
+        grows("time against images per client", "2 clients", images.exponent("seconds"), 0.85, 1.1),
         grows("time against parameters", "ResNet-18, widths 4 … 64", model.exponent("seconds"), none, 1.1),
         grows("memory against parameters", "ResNet-18, widths 4 … 64", model.exponent("megabytes"), none, 1),
     ]

@@ -24,7 +24,7 @@ class Server:
 
     throughput: float = 43e6  # bytes a second that pass through the SuperLink, both ways together
     averaging: float = 0.05  # seconds an upload of 154 MB, read from disk and added
-    fixed: float = 9.0  # seconds a round for polling and for the processes of the apps
+    fixed: float = 9.0  # seconds per round for polling and for the processes of the apps
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def plot(path: Path, counts: list[int], times: dict[str, list[float]], sites: Cl
         axes.loglog(counts, [value / 60 for value in seconds], marker="o", markersize=3, label=name)
     axes.axhline(sites.train_median / 60, color="grey", linestyle=":", label="training alone (median client)")
     axes.set_xlabel("clients")
-    axes.set_ylabel("minutes a round")
+    axes.set_ylabel("minutes per round")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--throughput", type=float, default=Server.throughput / 1e6, help="of the server, MB/s")
     parser.add_argument("--averaging", type=float, default=Server.averaging, help="seconds an upload")
-    parser.add_argument("--fixed", type=float, default=Server.fixed, help="seconds a round")
+    parser.add_argument("--fixed", type=float, default=Server.fixed, help="seconds per round")
     parser.add_argument("--link", type=float, default=Clients.link / 1e6, help="of a client, MB/s")
     parser.add_argument("--train", type=float, default=Clients.train_median, help="median seconds of training")
     parser.add_argument("--plot", type=Path)

@@ -114,7 +114,7 @@ def training_row(case: Case) -> Row:
     seconds = contest({"usual": (usual_loop, case), "ours": (our_loop, case)}, case.turns)
     images = case.steps * case.batch_size
     usual, ours = (1000 * seconds[name] / images for name in ("usual", "ours"))
-    return faster(f"1 local training, {case.name}", "usual loop", "ms an image", usual, ours, case.needed)
+    return faster(f"1 local training, {case.name}", "usual loop", "ms per image", usual, ours, case.needed)
 
 
 def round_row(case: Case) -> Row:

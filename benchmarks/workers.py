@@ -68,7 +68,7 @@ def rows() -> list[Row]:
             one.turn()
             two.turn()
     assert one.digest == two.digest, "the engines disagree"
-    return [faster(TARGET, AGAINST, "s a round", min(one.seconds[1:]), min(two.seconds[1:]), NEEDED)]
+    return [faster(TARGET, AGAINST, "s per round", min(one.seconds[1:]), min(two.seconds[1:]), NEEDED)]
 
 
 if __name__ == "__main__":

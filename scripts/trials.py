@@ -3,11 +3,12 @@
     python -m scripts.trials run      runs what results/trials.toml lists and has no record yet, one after another
     python -m scripts.trials tables   writes the tables of docs/results.md from the records
 
-Each trial runs in one process with one thread, so that its core-seconds are its own. Killed, it goes on where it was.
+Each trial runs in one process with one thread, so that its core-seconds are its own. A killed trial is resumed.
 """
 
 import json
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -90,13 +91,10 @@ def fair_random(record: Record, measure: str) -> float:
 
 
 def row(record: Record) -> str:
-    changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
-    changed += f" ({record['gone']})" if record.get("gone") else ""
     trained, spent = record["validation"], record["core_seconds"]
     random = {measure: fair_random(record, measure) for measure in ("knn", "linear")}
     cells = [
         f"`{record['name']}`",
-        f"{'`' + record['like'] + '` with ' if record['like'] else ''}{changed}",
         f"{spent['training']:.0f} + {spent['evaluation']:.0f}",
         f"{random['knn']:.1f} / {random['linear']:.1f}",
         f"{trained['knn']:.1f} / {trained['linear']:.1f}",
@@ -105,9 +103,18 @@ def row(record: Record) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def settings(record: Record) -> str:
+    """What a trial changed, as an item of a list."""
+    changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
+    gone = f" ({record['gone']})" if record.get("gone") else ""
+    text = f"- `{record['name']}`: {'`' + record['like'] + '` with ' if record['like'] else ''}{changed}{gone}"
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def table() -> str:
-    head = "| trial | settings | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |\n"
-    return head + "|---|---|---|---|---|---|\n" + "".join(f"{row(record)}\n" for record in records())
+    known, rule = list(records()), "|---|---|---|---|---|"
+    head = ["| trial | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |", rule]
+    return "".join(f"{line}\n" for line in [*head, *map(row, known), "", *map(settings, known)])
 
 
 def with_tables(text: str) -> str:

@@ -38,7 +38,7 @@ for hospital in "${hospitals[@]}"; do
   pids+=($!)
 done
 
-# 5. Server: start the run. The same command goes on after any stop.
+# 5. Server: start the run. The same command resumes after any stop.
 cd "$folder/server"
 fedssl server sites --clients "$(IFS=,; echo "${hospitals[*]}")" --host 127.0.0.1 --port "$port" --out run \
   --set rounds="$rounds" --set threads=1 --set data.image_size=32 ${SETTINGS:-}

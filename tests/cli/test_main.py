@@ -147,7 +147,7 @@ def test_a_signal_stops_cleanly_and_keeps_the_finished_rounds(tmp_path, sent, co
         time.sleep(0.05)
     process.send_signal(sent)
     _, err = process.communicate(timeout=600)
-    assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} goes on\n"
+    assert err == f"stopped: the finished rounds are in {folder}; the same command with --out {folder} resumes it\n"
     assert process.returncode == code
     assert '"interrupted"' in (folder / "summary.json").read_text()
 
@@ -188,7 +188,7 @@ def test_the_same_command_goes_on_and_fresh_starts_beside_it(tmp_path):
     assert err == f"{begun}: rounds 2 → 3. They may change: say so with --force\n"
     code, out, _ = fedssl(*command, "--set", "rounds=3", "--force")
     assert code == 0
-    assert "goes on after round 2" in out
+    assert "resumes after round 2" in out
     assert "round 3/3" in out
     before = sorted(path for path in folder.rglob("*"))
     code, out, _ = fedssl(*command, "--fresh")

@@ -45,4 +45,5 @@ def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):
         set(record["validation"]) == {"knn", "knn_reestimated", "linear", "linear_reestimated"} == set(record["random"])
     )
     assert min(record["core_seconds"].values()) >= 0
-    assert trials.row(record).startswith("| `tiny` | network.stem whitened |")
+    assert trials.row(record).startswith("| `tiny` | ")
+    assert trials.settings(record) == "- `tiny`: network.stem whitened"

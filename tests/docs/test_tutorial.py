@@ -10,6 +10,7 @@ from fedssl.experiment.config.layers import load_config
 from tests.helpers.html_page import HtmlPage
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tutorial.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8").replace("\\\n", "")
 SHORT = {
     "run": ["--set", "rounds=1", "--set", "evaluation.linear_epochs=2", "--set", "threads=1"],
     "evaluate": ["--epochs", "2"],
@@ -19,7 +20,7 @@ SHORT = {
 
 
 def blocks():
-    return re.findall(r"```(sh|python)\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"```(sh|python)\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def commands():

@@ -12,12 +12,13 @@ import pytest
 from tests.helpers.pictures import write_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "your-data.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8").replace("\\\n", "")
 # Only the length of a run is changed: 20 rounds would take minutes.
 SHORT = ["--set", "rounds=1", "--set", "data.image_size=16", "--set", "evaluation.linear_epochs=2"]
 
 
 def blocks():
-    return re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 @pytest.fixture

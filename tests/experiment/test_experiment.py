@@ -400,7 +400,7 @@ def test_a_logger_that_fails_does_not_stop_the_run_and_is_reported_once(tmp_path
     report = load("smoke", TINY).run(tmp_path / "run", view, [logger])
     assert report.summary["status"] == "finished"
     said = [line for line in view.lines if "failed" in line]
-    assert said == ["warning: Down failed (TimeoutError: no answer); the run goes on"]
+    assert said == ["warning: Down failed (TimeoutError: no answer); the run continues"]
     assert logger.seen[-1]["status"] == "finished"
 
 

@@ -256,7 +256,7 @@ def test_a_run_is_compared_with_its_folder_without_its_code(hostile, place):
 
 
 def test_what_a_person_types_may_name_code(tmp_path, monkeypatch):
-    """By --set, in a file that they name, in Python; and the same command goes on with its folder."""
+    """By --set, in a file that they name, in Python; and the same command resumes its folder."""
     monkeypatch.chdir(tmp_path)
     line = f"run smoke {' '.join(f'--set {key}={value}' for key, value in TYPED.items())} --out one"
     assert CliRunner().invoke(app, line.split()).exit_code == 0

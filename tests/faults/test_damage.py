@@ -58,7 +58,7 @@ def resume(folder):
 
 def test_a_stopped_run_goes_on_where_it_was(part, stopped):
     view = resume(part)
-    assert "goes on after round 2" in view.lines
+    assert "resumes after round 2" in view.lines
     assert view.steps == 3 * 2, "one round of three clients with two batches each"
     assert everything(part) == stopped[1]
 
@@ -87,8 +87,8 @@ def test_a_damaged_checkpoint_or_client_state_costs_one_round_and_no_bit(part, s
     view = resume(part)
     (said,) = [line for line in view.lines if "moved to" in line]
     assert f"{folder.name}/{file}" in said
-    assert "damaged-round-000002-1; the run goes on from the one before" in said
-    assert "goes on after round 1" in view.lines
+    assert "damaged-round-000002-1; the run resumes from the one before" in said
+    assert "resumes after round 1" in view.lines
     assert (part / "checkpoints" / "damaged-round-000002-1").is_dir()
     assert everything(part) == stopped[1]
 
@@ -164,7 +164,7 @@ def test_three_checkpoints_can_be_kept_and_two_may_be_damaged(tmp_path):
         (tmp_path / f"part/checkpoints/round-{number:06d}/manifest.json").write_text("{}")
     view = Stops()
     experiment(NAME, **settings).run(tmp_path / "part", view)
-    assert "goes on after round 2" in view.lines
+    assert "resumes after round 2" in view.lines
     assert everything(tmp_path / "part") == everything(tmp_path / "whole")
 
 

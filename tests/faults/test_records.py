@@ -164,7 +164,7 @@ def test_a_damaged_record_is_named_and_mended_or_put_aside(finished, name, how):
     assert name in line.status
     (said,) = [line for line in again(finished) if name in line]
     made = name in ("metrics.csv", "partition.json")
-    assert ("it is made again" if made else "the run goes on without it") in said
+    assert ("it is made again" if made else "the run continues without it") in said
     assert len([*finished.glob(f"damaged-{name}-1")]) == (not made and how != "gone")
     RunRecord.read(finished)
     assert again(finished) == [f"{finished}: this run is finished, nothing is left to do"]
@@ -186,7 +186,7 @@ def test_rounds_that_are_damaged_are_an_error_unless_an_older_checkpoint_vouches
     for reader in (RunRecord.read, lambda path: FinishedRun.open(path).rounds):
         with pytest.raises(DamagedError, match=r"rounds\.jsonl: damaged, its checksum"):
             reader(run)
-    assert any("rounds.jsonl: damaged" in line and "goes on from the one before" in line for line in again(run))
+    assert any("rounds.jsonl: damaged" in line and "resumes from the one before" in line for line in again(run))
     found = everything(run)
     for one in (found, expected):
         one["summary"].pop("profile")
@@ -218,7 +218,7 @@ def test_folders_of_older_versions_are_read_and_gone_on_with(made, tmp_path):
     assert fedssl.load_encoder(older)
     assert again(older) == [f"{older}: this run is finished, nothing is left to do"]
     older = as_older(shutil.copytree(made / "stopped", tmp_path / "stopped"))
-    assert "goes on after round 2" in again(older)
+    assert "resumes after round 2" in again(older)
     again(shutil.copytree(made / "stopped", tmp_path / "whole"))
     assert everything(older)["global"] == everything(tmp_path / "whole")["global"]
     assert everything(older)["clients"] == everything(tmp_path / "whole")["clients"]

@@ -1,4 +1,4 @@
-"""Going on with a run folder: what may change, who may write, what is said. FAULTS 8–11."""
+"""Resuming a run folder: what may change, who may write, what is said. FAULTS 8–11."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_finished_run_has_nothing_to_do_and_can_be_extended(part):
     assert view.lines == [f"{part}: this run is finished, nothing is left to do"]
     assert report.summary == evaluated, "what `fedssl evaluate` added stays"
     view, report = resume(part, force=True, rounds=5)
-    assert "goes on after round 3" in view.lines
+    assert "resumes after round 3" in view.lines
     assert (report.summary["rounds"], report.summary["status"]) == (5, "finished")
     assert [json.loads(line)["round"] for line in (part / "rounds.jsonl").read_text().splitlines()] == [*range(6)]
     with pytest.raises(FedsslError, match="rounds: 4 is less than the 5 rounds that are done"):

@@ -195,7 +195,7 @@ CALLS = ("open", "fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmd
 
 
 def crashing_child(name, folder, saver, round_number, at, count, changes):
-    """Goes on with a run and ends before the `at`-th call that touches the disk in one save."""
+    """Resumes a run and ends before the `at`-th call that touches the disk in one save."""
     from fedssl.core import sealed
     from fedssl.federation.checkpoint import CheckpointStore
     from fedssl.federation.client_store import ClientStore

@@ -46,7 +46,7 @@ class Disturbed(Stops):
 
 @dataclass(frozen=True)
 class Subject:
-    """A run folder to be damaged, how to go on with it, and what readers and the run itself give when it is whole."""
+    """A run folder to be damaged, how to resume it, and what readers and the run itself give when it is whole."""
 
     name: str
     folder: Path

@@ -111,13 +111,13 @@ def test_what_is_not_printed_is_said(study):
 
 
 def test_the_documentation_names_experiments_that_exist():
-    """What a departure affects: the last cell of a table's row, or what follows "Affects" up to the full stop."""
+    """What a departure affects: what ends its item of a list, or follows "Affects" up to the full stop."""
     root = Path(__file__).parents[2]
     text = (root / "docs" / "deviations.md").read_text(encoding="utf-8")
-    cells = [line.rstrip(" |").rpartition("|")[2] for line in text.splitlines() if line.count("|") == 5]
+    ends = re.findall(r"\*affects:\* (.*?)(?=\n- |\n\n)", text, flags=re.DOTALL)
     read = text.partition("## How the paper's experiments were read")[2].partition("## ")[0]
-    firsts = [line.split("|")[1] for line in read.splitlines() if line.startswith("| `")]
-    named = re.findall(r"`([^`]+)`", " ".join([*cells, *firsts, *re.findall(r"Affects (?!all)([^.;]*)[.;]", text)]))
+    firsts = re.findall(r"^- (`[^:]*):", read, flags=re.MULTILINE)
+    named = re.findall(r"`([^`]+)`", " ".join([*ends, *firsts, *re.findall(r"Affects (?!all)([^.;]*)[.;]", text)]))
     assert len(named) > 60
     assert set(named) <= set(STUDIES)
 

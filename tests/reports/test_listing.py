@@ -32,7 +32,7 @@ def test_one_line_a_run_the_oldest_first_and_broken_ones_say_why(tmp_path):
     first, second, third, fourth, fifth = list_runs(tmp_path)
     knn, linear = "25.0 % → 37.5 %", "20.0 % → 40.0 %"
     assert first == Listed("whole", WHAT, "2/2", "finished", "not known", knn, linear, "1 min 15 s", "3 d ago")
-    status = "running, or killed: the same command goes on"
+    status = "running, or killed: the same command resumes it"
     assert second == Listed("killed", WHAT, "1/2", status, "–", "–", "–", "–", "2 h ago")
     knn, linear = "25.0 % → –", "20.0 % → –"
     assert third == Listed("stopped", WHAT, "0/2", "interrupted", "–", knn, linear, "5.0 s", "5 min ago")

@@ -91,8 +91,8 @@ def test_point_cloud_draws_every_point_once_in_the_colour_of_its_class():
 
 
 def test_bars_have_a_legend_only_for_several_stacks():
-    assert bars("p", "alt", [1, 2], {"x": [1.0, 2.0]}, "seconds a round").legend == ()
-    both = bars("p", "alt", [1, 2], {"up": [1.0, 2.0], "down": [1.0, 1.0]}, "MB a round")
+    assert bars("p", "alt", [1, 2], {"x": [1.0, 2.0]}, "seconds per round").legend == ()
+    both = bars("p", "alt", [1, 2], {"up": [1.0, 2.0], "down": [1.0, 1.0]}, "MB per round")
     assert [key.label for key in both.legend] == ["up", "down"]
 
 

@@ -80,8 +80,8 @@ def test_clients_that_failed_and_changes_on_the_way_are_warned_of(tmp_path):
     resumed = [{"after_round": 1, "changed": {"torch_threads": [2, 1]}}, {"after_round": 2, "changed": {}}]
     (folder / "environment.json").write_text(json.dumps({"resumed": resumed}))
     assert words.warnings(RunRecord.read(folder)) == [
-        "Client 1 failed 2 times (non-finite; rounds 1, 2); the rounds went on without it.",
-        "The run was gone on with after round 1 with changes: torch_threads 2 → 1.",
+        "Client 1 failed 2 times (non-finite; rounds 1, 2); the rounds continued without it.",
+        "The run was resumed after round 1 with changes: torch_threads 2 → 1.",
     ]
 
 
@@ -91,7 +91,7 @@ def test_clients_go_by_their_names_in_failures_warnings_and_legends(tmp_path):
     rounds = [ROUNDS[0], ROUNDS[1] | {"failures": failed}, ROUNDS[2] | {"clients": collapsed}]
     named = record(tmp_path, rounds=rounds, summary=changed(SUMMARY, data__client_names=["north", "south"]))
     failure, warning = words.warnings(named)
-    assert failure == "Client 1 (south) failed once (timeout; rounds 1); the rounds went on without it."
+    assert failure == "Client 1 (south) failed once (timeout; rounds 1); the rounds continued without it."
     assert warning.startswith("Client 1 (south): its features collapsed in round 2")
     for figure in (run_figures.loss, run_figures.collapse):
         assert [key.label for key in figure(named, "run1").legend] == ["client 0 (north)", "client 1 (south)"]

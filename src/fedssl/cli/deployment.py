@@ -31,7 +31,7 @@ def server(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
     ] = None,
-    out: Annotated[Path, typer.Option(help="run folder; a run that was begun there goes on")] = Path("runs/deployment"),
+    out: Annotated[Path, typer.Option(help="run folder; a run begun there is resumed")] = Path("runs/deployment"),
     host: Annotated[str, typer.Option(help="address to listen on  [default: 0.0.0.0; with --insecure 127.0.0.1]")] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that clients connect to")] = PORT,
     certificates: Annotated[Path, typer.Option(help="folder with ca.pem, server.pem and server.key")] = Path(
@@ -43,10 +43,10 @@ def server(
         bool, typer.Option("--insecure-anywhere", help="with --insecure: also for other machines. Don't.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
+        bool, typer.Option("--force", help="resume although rounds, evaluation, failures or threads were changed")
     ] = False,
 ) -> None:
-    """The server of a deployment: waits for its clients, trains with them, and goes on after any stop.
+    """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
 
     Examples:
 
@@ -79,7 +79,7 @@ def server(
         insecure_anywhere,
         force,
     )
-    with _stopping(f"stopped: the finished rounds are in {out}; the same command goes on"):
+    with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
         serve(deployment, _say)
     print_summary(RunRecord.read(out))
 
@@ -88,7 +88,7 @@ def client(
     name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],
     data: Annotated[
-        str, typer.Option(help="this site's images: a folder, an array, a manifest; left out: the run's own dataset")
+        str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
     ] = "",
     state: Annotated[
         Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")

@@ -119,7 +119,7 @@ def neighbours(
 @export_app.command()
 def finetune(
     run: Encoder,
-    data: Annotated[str, typer.Option(help="labelled images: a folder with a subfolder a class, .csv, .npz …")],
+    data: Annotated[str, typer.Option(help="labelled images: a folder with a subfolder per class, .csv, .npz …")],
     out: Annotated[Path, typer.Option("--out", "-o", help="a new folder")],
     test: Annotated[str, typer.Option(help="labelled images to test with  [default: a part of --data]")] = "",
     test_fraction: Annotated[float, typer.Option(help="share of every class to test with; 0: no test")] = 0.2,

@@ -64,11 +64,11 @@ def run(
         str | None, typer.Option(help="auto, in-process, processes or flower; the same as --set engine=…")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="run folder; one of this run is gone on with  [default: runs/PRESET-TIME]")
+        Path | None, typer.Option(help="run folder; a run begun there is resumed  [default: runs/PRESET-TIME]")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="start anew, beside --out if that is taken")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="go on although rounds, evaluation, failures or threads were changed")
+        bool, typer.Option("--force", help="resume although rounds, evaluation, failures or threads were changed")
     ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="write where the time of each round goes, for the report too")
@@ -79,7 +79,7 @@ def run(
 ) -> None:
     """Train: federated rounds with evaluation, into a run folder.
 
-    A run that was stopped or killed goes on after its last finished round when the same command is given again, and
+    A run that was stopped or killed resumes after its last finished round when the same command is given again, and
     ends with the same bits.
 
     Examples:
@@ -103,7 +103,7 @@ def run(
 @app.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option(help="run folder; a demo that was stopped goes on  [default: runs/demo-TIME]")
+        Path | None, typer.Option(help="run folder; a demo that was stopped is resumed  [default: runs/demo-TIME]")
     ] = None,
 ) -> None:
     """The main job in a few minutes: FedEMA on real CIFAR-10, five clients with two classes each, on a CPU.
@@ -115,7 +115,7 @@ def demo(
         fetch_with_bar("cifar10", None)
     except FedsslError as error:
         typer.secho(
-            f"{error}\nThe demo goes on with SYNTHETIC images: its numbers say nothing about CIFAR-10.", fg="yellow"
+            f"{error}\nThe demo continues with SYNTHETIC images: its numbers say nothing about CIFAR-10.", fg="yellow"
         )
         overrides = {"data.name": "synthetic", "data.train_images": 10000, "data.test_images": 2000}
     folder = out or _new_folder("demo")
@@ -140,7 +140,7 @@ def _train(
         except (KeyboardInterrupt, OSError) as error:
             if request.signal is None and isinstance(error, OSError):
                 raise  # else a line to a terminal that was closed at this moment
-            again = f"the same command with --out {folder} goes on"
+            again = f"the same command with --out {folder} resumes it"
             typer.echo(f"stopped: the finished rounds are in {folder}; {again}", err=True)
             raise typer.Exit(request.exit_code) from None
     print_summary(RunRecord.read(report.folder))
@@ -330,7 +330,7 @@ def rules() -> None:
 
 @app.command()
 def aggregators() -> None:
-    """List the ways to aggregate, some of which stand bad clients, with their settings ([aggregation] in a config)."""
+    """List the aggregators, some tolerate Byzantine clients, with their settings ([aggregation] in a config)."""
     from fedssl.experiment.config.schema import Uploads
     from fedssl.federation.robust_aggregation import AGGREGATORS
 

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 paper_app = typer.Typer(help="The paper's tables and figures: list, run, and show them beside the printed numbers.")
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="experiments as `fedssl paper` lists them, or `all`")]
-ScaleName = Annotated[str, typer.Option("--scale", help="paper (GPUs), cpu (minutes a run) or smoke (seconds)")]
-Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="seeds a cell  [default: as the experiment says, 3]")]
+ScaleName = Annotated[str, typer.Option("--scale", help="paper (GPUs), cpu (minutes per run) or smoke (seconds)")]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="seeds per cell  [default: as the experiment says, 3]")
+]
 Rows = Annotated[
     list[str] | None, typer.Option("--rows", help="only rows with this label or with it in theirs; may be repeated")
 ]
@@ -69,7 +71,7 @@ def paper_run(
         bool, typer.Option("--dry-run", help="list the runs and predict time and disk, then stop")
     ] = False,
 ) -> None:
-    """Make the runs of experiments; what is finished is skipped, what was interrupted goes on.
+    """Make the runs of experiments; what is finished is skipped, what was interrupted is resumed.
 
     Runs that several cells or experiments need are made once. Each has its output in run.log of its folder.
     """
@@ -115,7 +117,7 @@ def _carry_out(plan: "Plan", asked: int | None) -> None:
     with make_watcher(len(todo)) as watcher:
         outcome = carry_out(plan, jobs, watcher, lambda run: float(Amounts.of(run.config).images), gpus)
     if outcome.stopped:
-        typer.echo("stopped: the finished rounds are saved; the same command goes on", err=True)
+        typer.echo("stopped: the finished rounds are saved; the same command resumes them", err=True)
         raise typer.Exit(128 + outcome.stopped)
     if outcome.failed:
         names = "; ".join(f"{name}: {error}" for name, error in outcome.failed.items())

@@ -1,4 +1,4 @@
-"""How a training set is dealt out to K clients: equally, l classes a client, or by Dirichlet proportions."""
+"""How a training set is dealt out to K clients: equally, l classes per client, or by Dirichlet proportions."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -113,7 +113,7 @@ def classes(
     leftover: Literal["unused", "dealt"] = "unused",  # images of an uneven cut; dealt: some parts have one more
     data_amount: PositiveFraction = 1.0,
 ) -> Partition:
-    """l classes a client: each class is cut into ceil(K·l/C) equal parts, a client gets l parts of different classes.
+    """l classes per client: each class is cut into ceil(K·l/C) equal parts, a client gets l parts of different classes.
 
     Parts beyond K·l, and images of an uneven cut that are not dealt, go to nobody and are counted as unused.
     """
@@ -156,7 +156,7 @@ def dirichlet(
     min_images: Count = 2,
     data_amount: PositiveFraction = 1.0,
 ) -> Partition:
-    """Each class is dealt out in proportions drawn from Dirichlet(alpha); small alpha: few classes a client.
+    """Each class is dealt out in proportions drawn from Dirichlet(alpha); small alpha: few classes per client.
 
     Drawn again (up to 1,000 times) until every client has at least `min_images` images.
     """

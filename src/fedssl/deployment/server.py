@@ -1,4 +1,4 @@
-"""`fedssl server`: Flower's SuperLink and the run, supervised: whichever of them dies is started again and goes on."""
+"""`fedssl server`: Flower's SuperLink and the run, supervised: whichever of them dies is started again and resumes."""
 
 import json
 import os

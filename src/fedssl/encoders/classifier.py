@@ -49,7 +49,12 @@ def save_classifier(path: Path, classifier: Classifier) -> None:
 
 
 def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier:
-    """The classifier of a folder that `fedssl finetune` wrote, or of its file, in evaluation mode."""
+    """The classifier of a folder that `fedssl finetune` wrote, or of its file, in evaluation mode.
+
+    >>> classifier = fedssl.load_classifier("classifier")
+    >>> set(classifier.predict(torch.rand(8, 3, 32, 32))) <= {"cat", "dog"}
+    True
+    """
     path = Path(place) / FILE if Path(place).is_dir() else Path(place)
     file = read_weight_file(path)
     about = file.about

@@ -101,7 +101,13 @@ def _name(place: str, name: str) -> str:
 
 @torch.no_grad()
 def embed(model: nn.Module, reader: ImageReader, batch_size: int | None = None) -> Iterator[Batch]:
-    """What a model in evaluation mode makes of every image, batch by batch."""
+    """What a model in evaluation mode makes of every image, batch by batch.
+
+    >>> encoder = open_encoder("runs/x")
+    >>> for batch in embed(encoder.model, ImageReader(["photos/"], encoder.decoding)):
+    ...     print(batch.names[0], tuple(batch.outputs.shape))
+    photos/cat/000.png (16, 64)
+    """
     size = batch_size or batch_size_for(reader.decoding.image_size, reader.decoding.image_size)
     waiting: list[tuple[str, Picture]] = []
     with mode(model, training=False):
@@ -165,7 +171,7 @@ def writer_for(path: Path) -> Writer:
 
 
 def write_skipped(path: Path, refused: Sequence[Refusal]) -> Path | None:
-    """NAME.skipped.jsonl beside the result, a line an image; one of an earlier call does not stay."""
+    """NAME.skipped.jsonl beside the result, one line per image; one of an earlier call does not stay."""
     skipped = path.with_name(f"{path.stem}.skipped.jsonl")
     if not refused:
         skipped.unlink(missing_ok=True)

@@ -32,6 +32,9 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
     any size and PIL images, or be one of files. Images of another size than the encoder's are brought to it as files
     are. `run` is a run folder, or what `fedssl export --to safetensors` wrote. Nothing is learnt from images: `fit`
     loads the encoder. `allow_code` names the packages that the run's own network may be imported from.
+
+    >>> Encoder(run="runs/x").fit().transform(["photos/cat/000.png", "photos/dog/000.png"]).shape
+    (2, 64)
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
         return self
 
     def transform(self, X: Any) -> Array:  # noqa: N803
-        """float32, one row an image; a file that cannot be used is an error, as it would have no row."""
+        """float32, one row per image; a file that cannot be used is an error, as it would have no row."""
         check_is_fitted(self, "backbone_")
         model = self.backbone_.to(choose_device(self.device))
         if isinstance(X, torch.Tensor):

@@ -40,6 +40,11 @@ def load_encoder(
     """The encoder of a run folder, or of a file or folder that `fedssl export` wrote, in evaluation mode.
 
     A network that is not fedssl's own is imported only from packages that `allow_code` names, such as ["mynets"].
+
+    >>> encoder = fedssl.load_encoder("runs/x")
+    >>> features = encoder(torch.rand(8, 3, 32, 32))  # or uint8 from 0 to 255
+    >>> features.shape == (8, encoder.feature_size)
+    True
     """
     return open_encoder(run, client, network, allow_code).model
 

@@ -56,10 +56,14 @@ class Experiment:
     def run(
         self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = (), force: bool = False
     ) -> RunReport:
-        """Trains, evaluates and writes the run folder; a folder in which this run was begun is gone on with.
+        """Trains, evaluates and writes the run folder; a run that was begun in it is resumed.
 
-        Whenever it is stopped or killed, the same call goes on after the last finished round and ends with the same
+        Whenever it is stopped or killed, the same call resumes after the last finished round and ends with the same
         bits. `force` allows changes that do not touch what is done: rounds, evaluation, failures, threads, device.
+
+        >>> report = fedssl.load("smoke", {"rounds": 1}).run("runs/y")
+        >>> report.summary["status"], report.summary["rounds"], sorted(report.summary["final"])[:1]
+        ('finished', 1, ['backbone_std'])
         """
         path, shown = Path(folder), view or QuietView()
         begun = (path / "config.toml").exists()
@@ -133,7 +137,7 @@ class _Course:
         environment = describe_environment(self.parts.device)
         bits = changed_environment(self.folder.path, environment)
         for change in bits:
-            self.view.say(f"warning: {change} since the run was begun: it goes on, but not bitwise as without the stop")
+            self.view.say(f"warning: {change} since the run was begun: it resumes, but not bitwise as without the stop")
         for change in changed:
             self.view.say(f"note: {change}")
             if change.key == "rounds" and self.config.local_training.schedule == "cosine":
@@ -151,5 +155,10 @@ class _Course:
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """load("cifar10-noniid+fedu", {"rounds": 50}): an experiment from a preset or TOML file with settings on top."""
+    """An experiment from a preset or a TOML file, with settings on top.
+
+    >>> import fedssl
+    >>> fedssl.load("smoke+fedu", {"rounds": 2})
+    Experiment(byol with fedu on synthetic, clients: 4, rounds: 2)
+    """
     return Experiment(typed_config(name, overrides))

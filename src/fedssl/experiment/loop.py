@@ -1,4 +1,4 @@
-"""The course of one run: rounds, evaluation between them, and all that must be on disk before the next one starts."""
+"""One run: rounds, evaluation between them, and all that must be on disk before the next one starts."""
 
 import statistics
 import time
@@ -130,7 +130,7 @@ class Running:
         for record in self.folder.cut_back(checkpoint.state.round_number, seals):
             self.totals.add(record)
             self.warnings.check(record)  # said before
-        self.view.say(f"goes on after round {checkpoint.state.round_number}")
+        self.view.say(f"resumes after round {checkpoint.state.round_number}")
         return checkpoint.state
 
     def _keep_evaluation(self, before: dict[str, Any]) -> None:

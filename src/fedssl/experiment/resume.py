@@ -1,4 +1,4 @@
-"""Going on with a run folder: what may have changed since, and what would make it another run."""
+"""Resuming a run folder: what may have changed since, and what would make it another run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:
     if any(not change.harmless for change in found):
         raise FedsslError(
             f"{folder}: this run was begun with other settings: {listed}. "
-            "Go on with the old ones, or start another run with --fresh"
+            "Resume with the old ones, or start another run with --fresh"
         )
     if found and not force:
         raise FedsslError(
@@ -80,7 +80,7 @@ def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:
 
 
 def changed_environment(folder: Path, environment: dict[str, Any]) -> list[Change]:
-    """What is different here from where the run was begun or last gone on with, as far as it decides bits."""
+    """What is different here from where the run was begun or last resumed, as far as it decides bits."""
     before = read_environment(folder)
     before = before | (before["resumed"][-1]["environment"] if before.get("resumed") else {})
     return [change for change in changes(before, environment) if before and change.key in BITS]
@@ -89,7 +89,7 @@ def changed_environment(folder: Path, environment: dict[str, Any]) -> list[Chang
 def last_checkpoint(
     folder: RunFolder, checkpoints: CheckpointStore, store: ClientStore | None, config: Config
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Where a run goes on and what was found damaged on the way; None: it was stopped before anything was saved."""
+    """Where a run resumes and what was found damaged on the way; None: it was stopped before anything was saved."""
     harmed: dict[int, list[str]] = {}  # by the round of a checkpoint: what is wrong with states of clients
 
     def recorded(checkpoint: Checkpoint) -> None:
@@ -146,7 +146,7 @@ def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
             said.append(f"{path}: {problem}; it is made again")
         elif name in PUT_ASIDE:
             gone = f"moved to {move_aside(path)}, " if path.exists() else ""
-            said.append(f"{path}: {problem}; {gone}the run goes on without it")
+            said.append(f"{path}: {problem}; {gone}the run continues without it")
     if any(name in MADE_AGAIN for name in broken):
         write_again()
     return said

@@ -1,6 +1,6 @@
 """What a run must remember, written so that a kill at any instant loses nothing.
 
-A checkpoint is a sealed folder a round: the server's state and what the run itself wants back. The clients' states are
+A checkpoint is one sealed folder per round: the server's state and what the run itself needs. The clients' states are
 not in it: they lie at the clients, unchanged ones are never rewritten, and the state names the generation of each.
 """
 
@@ -78,7 +78,7 @@ class CheckpointStore:
                 damaged[number] = str(error)
             else:
                 return checkpoint, [
-                    f"{reason}; moved to {move_aside(self.path(bad))}; the run goes on from the one before"
+                    f"{reason}; moved to {move_aside(self.path(bad))}; the run resumes from the one before"
                     for bad, reason in damaged.items()
                 ]
         if damaged:

@@ -1,4 +1,4 @@
-"""A client's state on its own disk, one sealed folder a round it trained: what is lost on the way costs nothing.
+"""A client's state on its own disk, one sealed folder per round it trained: what is lost on the way costs nothing.
 
 A task names the generation that the server accepted last. The new one is written beside it and counts only when a
 later task names it, so a lost reply, a killed process and a rolled-back round need no special code.

@@ -99,7 +99,7 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """The mean, coordinate by coordinate, without the `trim` largest and smallest; n_k ignored (Yin et al., 2018).
 
-    Holds against up to `trim` bad clients. Reads every upload once and needs all of them at the same time: K models,
+    Tolerates up to `trim` Byzantine clients. Reads every upload once and needs all of them at the same time: K models,
     which cost little memory where tensors are mapped from files.
     """
 
@@ -114,7 +114,7 @@ class TrimmedMean(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Aggregator):
-    """The `selected` uploads nearest to the others, averaged; stands `byzantine` bad ones (Blanchard et al., 2017).
+    """The `selected` uploads nearest to the others, averaged; tolerates `byzantine` bad ones (Blanchard et al., 2017).
 
     A client's score is the sum of squared distances to its n − f − 2 nearest others, over the parameters of encoder and
     predictor; of equal scores the lower client id wins; the average is weighted by n_k. Buffers are the median over all

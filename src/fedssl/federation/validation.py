@@ -50,7 +50,7 @@ def inspect(
         problem = _problem(reply, like, payload_problem, needed)
     except StorageError:
         raise
-    except Exception as error:  # whatever one client sent, the others' round goes on
+    except Exception as error:  # whatever one client sent, the others' round continues
         problem = reason(error)
     return Failure(client_id, round_number, "rejected", printable(problem)) if problem else reply
 

@@ -1,4 +1,4 @@
-"""The wire: in which numbers weights travel, down and up; what both sides go on with is what arrived.
+"""The wire: in which numbers weights travel, down and up; both sides continue with what arrived.
 
 bf16: every floating-point tensor, rounded to the nearest. int8: weights of two or more dimensions, in blocks of BLOCK
 values with one float32 scale each; biases and BatchNorm, a thousandth of the bytes, stay as they are, for a small
@@ -38,7 +38,7 @@ class Wire:
         return GlobalWeights(encode(weights.encoder), encode(weights.predictor))
 
     def decode(self, sent: GlobalWeights, like: GlobalWeights) -> GlobalWeights:
-        """What the receiver goes on with, in the types of `like`, the model that both sides know."""
+        """What the receiver continues with, in the types of `like`, the model that both sides know."""
         if self.dtype == "fp32":
             return sent
         return GlobalWeights(_decoded(sent.encoder, like.encoder), _decoded(sent.predictor, like.predictor))

@@ -1,4 +1,4 @@
-"""The registry of methods: one file a method, one line here."""
+"""The registry of methods: one file per method, one line here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

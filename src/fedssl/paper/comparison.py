@@ -109,7 +109,7 @@ class Comparison:
         return {title: lines for title, lines in found.items() if lines}
 
     def tables(self) -> list[TablePart]:
-        """A line a row, with paper, ours and difference of each column; lying down where there are more columns."""
+        """One line per row, with paper, ours and difference of each column; lying down where there are more columns."""
         by_place = {(result.cell.row.title, result.cell.column.label): result for result in self.results}
         rows = [row.title for row in self.study.rows if any(r == row.title for r, _ in by_place)]
         columns = [column.label for column in self.study.columns if any(c == column.label for _, c in by_place)]

@@ -80,7 +80,7 @@ def print_plan(plan: Plan, forecast: Forecast, jobs: int) -> None:
         expected, open_ = forecast.of(run), run.key in todo
         seconds, disk = seconds + open_ * expected.seconds, disk + open_ * expected.disk
         images, longest = images + open_ * expected.images, max(longest, open_ * expected.seconds)
-        state = "to do" if open_ and not run.folder.exists() else "goes on" if open_ else "finished"
+        state = "to do" if open_ and not run.folder.exists() else "to resume" if open_ else "finished"
         facts = (str(run.config.run.rounds), f"{expected.images:,}", duration(expected.seconds))
         table.add_row(run.name, _cells(run), *facts, size_text(expected.disk), state)
     console.print(table)

@@ -62,11 +62,11 @@ def _listed(path: Path) -> Listed:
 
 
 def _unfinished(path: Path, name: str, age: str) -> Listed:
-    """A run that has not come to its end: it goes on right now, or it was killed."""
+    """A run that has not come to its end: it is running, or it was killed."""
     config = read_config(path)
     check_files(path)
     done = max((int(one.name[-6:]) for one in path.glob(CHECKPOINTS)), default=0)
-    status = "running, or killed: the same command goes on"
+    status = "running, or killed: the same command resumes it"
     rounds_done = f"{done}/{config.get('rounds', '?')}"
     return Listed(name, describe_config(config), rounds_done, status, NOT_SET, NOT_SET, NOT_SET, NOT_SET, age)
 

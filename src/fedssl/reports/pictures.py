@@ -58,7 +58,7 @@ def _heat_map(path: Path, counts: Array, row_names: Sequence[str], column_names:
 
 
 def views_picture(path: Path, shown: Sequence[ClientViews], titles: Sequence[str], num_clients: int) -> None:
-    """A row a client: some of its images, and beside each the two views of it that training would see."""
+    """One row per client: some of its images, and beside each the two views of it that training would see."""
     from matplotlib.figure import Figure
 
     each = max(len(one.numbers) for one in shown)

@@ -146,7 +146,7 @@ def tiles(record: RunRecord) -> list[Tile]:
         found.append(Tile("Epsilon", value, unit))
     done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
     found.append(
-        Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were asked for")
+        Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were planned")
     )
     if summary.get("seconds") is not None:
         found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
@@ -189,7 +189,7 @@ def warnings(record: RunRecord) -> list[str]:
 
 
 def _failures(record: RunRecord) -> list[str]:
-    """Who failed, how and when; the rounds went on without them."""
+    """Who failed, how and when; the rounds continued without them."""
     met: dict[tuple[int, str], list[int]] = {}
     for one in record.trained:
         for failure in one.get("failures", []):
@@ -197,19 +197,19 @@ def _failures(record: RunRecord) -> list[str]:
     return [
         _sentence(
             f"{record.client(client)} failed {_times(len(rounds))} ({code}; rounds {', '.join(map(str, rounds[:10]))}"
-            f"{' …' if len(rounds) > 10 else ''}); the rounds went on without it"
+            f"{' …' if len(rounds) > 10 else ''}); the rounds continued without it"
         )
         for (client, code), rounds in sorted(met.items())
     ]
 
 
 def _resumptions(record: RunRecord) -> list[str]:
-    """Where the run was stopped and gone on with, if that may have changed its bits or its settings."""
+    """Where the run was stopped and resumed, if that may have changed its bits or its settings."""
     found = []
     for one in record.environment.get("resumed", []):
         changed = "; ".join(f"{key} {old} → {new}" for key, (old, new) in one["changed"].items())
         if changed:
-            found.append(f"The run was gone on with after round {one['after_round']} with changes: {changed}.")
+            found.append(f"The run was resumed after round {one['after_round']} with changes: {changed}.")
     return found
 
 

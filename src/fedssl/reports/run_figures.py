@@ -113,7 +113,7 @@ def seconds(record: RunRecord, prefix: str) -> Figure:
         "evaluation is not counted."
     )
     alt = f"seconds of each round, {mean:.1f} on average"
-    drawing = bars(f"{prefix}-seconds-plot", alt, [one["round"] for one in rounds], stacks, "seconds a round")
+    drawing = bars(f"{prefix}-seconds-plot", alt, [one["round"] for one in rounds], stacks, "seconds per round")
     return Figure.of(f"{prefix}-seconds", "Time", caption, drawing)
 
 
@@ -129,7 +129,7 @@ def profile(record: RunRecord, prefix: str) -> Figure:
     workers = max(int(one["workers"]) for one in rounds)
     side_by_side = f" {workers} workers side by side: their time counts 1/{workers}." if workers > 1 else ""
     caption = f"Of {wall:.1f} s in all: {told}. Round 0 is the evaluation before training.{side_by_side}"
-    drawing = bars(f"{prefix}-profile-plot", told, [one["round"] for one in rounds], stacks, "seconds a round")
+    drawing = bars(f"{prefix}-profile-plot", told, [one["round"] for one in rounds], stacks, "seconds per round")
     return Figure.of(f"{prefix}-profile", "Where the time went", caption, drawing)
 
 
@@ -142,11 +142,9 @@ def traffic(record: RunRecord, prefix: str) -> Figure:
     total = sum(map(sum, stacks.values()))
     if not total:
         raise FedsslError("no round was finished")
-    caption = (
-        f"Weights sent between server and clients, {total / len(rounds):.2f} MB a round on average (1 MB = 10⁶ bytes)."
-    )
+    caption = f"Weights sent between server and clients, {total / len(rounds):.2f} MB per round on average (1 MB = 10⁶ bytes)."
     alt = f"megabytes of each round, {total:.1f} in all"
-    drawing = bars(f"{prefix}-bytes-plot", alt, [number for number, _ in rounds], stacks, "MB a round")
+    drawing = bars(f"{prefix}-bytes-plot", alt, [number for number, _ in rounds], stacks, "MB per round")
     return Figure.of(f"{prefix}-bytes", "Traffic", caption, drawing)
 
 
@@ -178,7 +176,7 @@ def comparison(records: Sequence[RunRecord]) -> Section:
         ("mu", "mu, mean over clients", "mu (share of own weights)", 1.0, True),
         ("divergence", "Divergence, mean over clients", "divergence (norm of weights)", 1.0, True),
         ("feature_std", "Collapse measure, mean over clients", "spread of projections (0 to 1)", 1.0, True),
-        ("seconds", "Time", "seconds a round", 1.0, True),
+        ("seconds", "Time", "seconds per round", 1.0, True),
     ]
     figures = []
     for name, title, label, factor, zero in measures:

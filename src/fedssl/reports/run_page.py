@@ -45,6 +45,9 @@ def write_report(
 
     `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out, and with
     them all that would need the code of a network.
+
+    >>> write_report(["runs/x"], "report.html", images=50)
+    []
     """
     shown = view or EvaluationView()
     records = [RunRecord.read(path) for path in runs]

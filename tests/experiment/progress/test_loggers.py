@@ -68,7 +68,7 @@ def test_wandb_gets_settings_rounds_and_summary(tmp_path, monkeypatch):
     assert run[4] == ("finish", {"exit_code": 0})
     log_everything(WandbLogger(), tmp_path / "name", done=1)
     assert "id" not in run[0][1]
-    assert (run[5][1]["id"], run[5][1]["resume"]) == ("abc", "allow"), "a run that goes on is the same run there too"
+    assert (run[5][1]["id"], run[5][1]["resume"]) == ("abc", "allow"), "a resumed run is the same run there too"
 
 
 @pytest.mark.parametrize(("status", "ends"), [("finished", "FINISHED"), ("interrupted", "KILLED")])
@@ -106,5 +106,5 @@ def test_a_logger_that_fails_is_reported_once_and_stops_nobody(tmp_path):
         finish=lambda summary: seen.append(summary["status"]),
     )
     log_everything(Guarded([broken, whole], said.append), tmp_path)
-    assert said == ["warning: SimpleNamespace failed (ConnectionError: the server is down); the run goes on"]
+    assert said == ["warning: SimpleNamespace failed (ConnectionError: the server is down); the run continues"]
     assert seen == [0, 0, 1, 2, "finished"]

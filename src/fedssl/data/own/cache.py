@@ -123,7 +123,7 @@ def decoded(
 
 
 def clean(*, remove: bool = True) -> tuple[int, int]:
-    """(sets, bytes) of decoded images in the cache, which are removed; a run that reads them goes on undisturbed."""
+    """(sets, bytes) of decoded images in the cache, which are removed; a run that reads them continues undisturbed."""
     folder = cache_folder()
     if not folder.is_dir():
         return 0, 0

@@ -112,7 +112,7 @@ PNG_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
 
 
 def _read_png(files: Mapping[str, bytes], spec: CifarSpec) -> dict[str, bytes]:
-    """An image a row, 1,024 RGB pixels wide; labels of a part in one JSON list."""
+    """One image per row, 1,024 RGB pixels wide; labels of a part in one JSON list."""
     labels = {part: json.loads(files.get(name, b"[]")) for part, name in PNG_LABELS.items()}
     used = dict.fromkeys(PNG_LABELS, 0)
     records = {}

@@ -1,4 +1,4 @@
-"""The course of an evaluation: encoders x BatchNorm modes x protocols x seeds, each result written at once."""
+"""One evaluation: encoders x BatchNorm modes x protocols x seeds, each result written at once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -44,7 +44,13 @@ class Subject:
 def evaluate(
     path: str | Path, request: Request, view: EvaluationView | None = None, allow_code: AllowCode = ()
 ) -> list[Result]:
-    """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary."""
+    """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary.
+
+    >>> for result in evaluate("runs/x", Request(protocols=["knn"], baselines=["random"], batchnorm="running")):
+    ...     print(result.encoder, result.protocol, result.score.n)
+    global knn 400
+    random knn 400
+    """
     run = FinishedRun.open(path, allow_code)
     check_files(run.folder.path, "evaluation.jsonl")  # now, not when the results are there
     if run.config.run.threads:
@@ -64,7 +70,7 @@ def evaluate(
 
 
 class _Evaluation:
-    """The course of one evaluation; everything that can be refused is refused before the first feature."""
+    """One evaluation; everything that can be refused is refused before the first feature."""
 
     def __init__(self, run: FinishedRun, request: Request, view: EvaluationView) -> None:
         self.run, self.request, self.view = run, request, view

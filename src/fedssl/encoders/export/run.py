@@ -35,7 +35,11 @@ def export_encoder(
     network: Network | None = None,
     allow_code: AllowCode = (),
 ) -> Exported:
-    """Writes the encoder in each format into a new folder; what a format cannot hold is refused before that."""
+    """Writes the encoder in each format into a new folder; what a format cannot hold is refused before that.
+
+    >>> export_encoder("runs/x", "encoder", ["safetensors"]).files
+    ['README.md', 'config.json', 'encoder.safetensors']
+    """
     finished = FinishedRun.open(run, allow_code)
     chosen = list(dict.fromkeys(formats))
     for name in chosen or [""]:

@@ -44,7 +44,7 @@ class Choice:
 
 class ClientSampling(BaseModel):
     model_config = STRICT
-    clients_per_round: Count | None = Field(None, description="clients drawn at random each round; left out: all")
+    clients_per_round: Count | None = Field(None, description="clients drawn at random each round; default: all")
 
 
 class Network(BaseModel):
@@ -60,7 +60,7 @@ class Init(BaseModel):
     """The weights with which the backbone starts; heads always start at random."""
 
     model_config = STRICT
-    encoder: Place = Field("", description="a .safetensors file, a run folder or an export; left out: at random")
+    encoder: Place = Field("", description="a .safetensors file, a run folder or an export; default: at random")
     skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
     sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
 
@@ -89,10 +89,10 @@ class Failures(BaseModel):
 
     model_config = STRICT
     min_clients: Count | None = Field(
-        None, description="good replies that a round needs; left out: half of those asked"
+        None, description="good replies that a round needs; default: half of those sampled"
     )
-    retries: Annotated[int, Ge(0)] = Field(1, description="how often the missing are asked again below min_clients")
-    client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; left out: any")
+    retries: Annotated[int, Ge(0)] = Field(1, description="how often the missing are retried below min_clients")
+    client_timeout: Positive | None = Field(None, description="seconds a client may take for a round; default: any")
     damaged_state: Literal["error", "start-over"] = Field(
         "error", description="a client whose own state is damaged: an error, or it starts over from the global model"
     )

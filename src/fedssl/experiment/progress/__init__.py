@@ -1,1 +1,1 @@
-"""What a run shows while it goes on: views, loggers, health, stopping."""
+"""What a run shows meanwhile: views, loggers, health, stopping."""

@@ -1,4 +1,4 @@
-"""What a person should be told while a run goes on: clients that collapse, start over, or no longer listen."""
+"""What a person should know during a run: clients that collapse, start over, or no longer listen."""
 
 from collections.abc import Callable
 from typing import Any

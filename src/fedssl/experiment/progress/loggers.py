@@ -1,4 +1,4 @@
-"""Numbers to TensorBoard, Weights & Biases or MLflow while a run goes on; a package is needed only when asked for."""
+"""Numbers to TensorBoard, Weights & Biases or MLflow during a run; a package is needed only when asked for."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ class Logger(Protocol):
     """Receives what a run measures; never decides anything."""
 
     def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
-        """Before the first round, with the run folder, all settings, and the last round of a run that goes on."""
+        """Before the first round, with the run folder, all settings, and the last round of a run that is resumed."""
 
     def log_round(self, record: dict[str, Any]) -> None:
         """After every round, with the line of rounds.jsonl; round 0 is the random encoder."""
@@ -111,7 +111,7 @@ def make_loggers(names: Iterable[str]) -> list[Logger]:
 
 
 class Guarded:
-    """Several loggers as one that cannot fail: what goes wrong is said once a logger, and the run goes on."""
+    """Several loggers as one that cannot fail: what goes wrong is said once per logger, and the run continues."""
 
     def __init__(self, loggers: Iterable[Logger], say: Callable[[str], None]) -> None:
         self._loggers, self._say = list(loggers), say
@@ -134,7 +134,7 @@ class Guarded:
                 if number not in self._said:
                     self._said.add(number)
                     name, text = type(logger).__name__, " ".join(str(error).split())
-                    self._say(f"warning: {name} failed ({type(error).__name__}: {text}); the run goes on")
+                    self._say(f"warning: {name} failed ({type(error).__name__}: {text}); the run continues")
 
 
 def _package(extra: str) -> Any:

@@ -72,7 +72,7 @@ class QuietView:
 
 
 class PlainView(QuietView):
-    """One line a round, for logs and pipes, with the time left."""
+    """One line per round, for logs and pipes, with the time left."""
 
     def __init__(self) -> None:
         self.spoken = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where the time of each round went: profile.jsonl, written while a run goes on."""
+"""Where the time of each round went: profile.jsonl, written during a run."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedssl.federation.rounds import Engine, Round
 
 
 class ProfileBook:
-    """One line a round. Every part is in seconds of the clock on the wall: what N workers did side by side counts 1/N.
+    """One line per round. Every part is in seconds of wall time: what N workers did side by side counts 1/N.
 
     All parts are measured, none is what is left over; what no part has claimed is `other`.
     """

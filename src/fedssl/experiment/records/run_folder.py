@@ -1,4 +1,4 @@
-"""The run folder: settings, environment, partition, a line a round, checkpoints, encoder, summary; for one process."""
+"""The run folder: settings, environment, partition, rounds, checkpoints, encoder, summary; one process writes it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from fedssl.experiment.records.run_record import (
 
 LOCK, OWNER = ".lock", ".owner.json"
 FLOWER = "flower"  # what a deployment's server keeps beside its run
-SIGNED = ("config.toml", "environment.json")  # their last line is their checksum: they are replaced as the run goes on
+SIGNED = ("config.toml", "environment.json")  # their last line is their checksum: they are replaced during the run
 WRITTEN_ONCE = ("partition.json", "refused.jsonl")
 GROWING = ("rounds.jsonl", "metrics.csv", "failures.jsonl", "profile.jsonl", "evaluation.jsonl")
 
@@ -115,7 +115,7 @@ class RunFolder:
         self._write_json("environment.json", environment)
 
     def add_resumption(self, about: dict[str, Any]) -> None:
-        """Notes in environment.json that the run was gone on with, when, where and what had changed."""
+        """Notes in environment.json that the run was resumed, when, where and what had changed."""
         environment = read_environment(self.path)
         self.write_environment(environment | {"resumed": [*environment.get("resumed", []), about]})
 
@@ -134,7 +134,7 @@ class RunFolder:
         return summary
 
     def seals(self) -> Seals:
-        """Of all that the run has written down so far: what readers, and a process that goes on, hold it to."""
+        """Of all that the run has written down so far: what readers, and a process that resumes it, hold it to."""
         own: Seals = dict.fromkeys(SIGNED)
         growing = [name for name in GROWING if name in self._grown or (self.path / name).exists()]
         return own | self._written_once | {name: self._growing(name).seal() for name in growing}
@@ -154,17 +154,17 @@ class RunFolder:
             write_atomically(self.path / "refused.jsonl", "".join(json.dumps(one) + "\n" for one in refused))
 
     def append_round(self, record: dict[str, Any]) -> None:
-        """One line a round, on disk before the next round starts."""
+        """One line per round, on disk before the next round starts."""
         self._growing("rounds.jsonl").append(json.dumps(record))
         rows, metrics = csv_text([record]).rstrip("\n"), self._growing("metrics.csv")
         metrics.append(rows.splitlines()[1] if metrics.size else rows)
 
     def append_profile(self, record: dict[str, Any]) -> None:
-        """One line a round: its wall time and the seconds of each part."""
+        """One line per round: its wall time and the seconds of each part."""
         self._growing("profile.jsonl").append(json.dumps(record))
 
     def append_failure(self, record: dict[str, Any]) -> None:
-        """One line a client that failed in a round, with the traceback."""
+        """One line per client that failed in a round, with the traceback."""
         self._growing("failures.jsonl").append(json.dumps(record))
 
     def append_evaluation(self, record: dict[str, Any]) -> None:

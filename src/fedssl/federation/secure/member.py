@@ -1,6 +1,6 @@
 """A site's side: what it says at each stage, and what it refuses, whatever the server or a peer sends.
 
-The integrator stores `record` before an answer leaves: a site that is stopped goes on from there, gives the same
+The integrator stores `record` before an answer leaves: a site that is stopped resumes from there, gives the same
 answers when it is asked again, and never masks a second vector under one attempt.
 """
 
@@ -282,7 +282,7 @@ class Member:
 
 
 def commitment_to(seed: bytes) -> bytes:
-    """Lets the server see that a seed was put together rightly, and says nothing of it before."""
+    """Lets the server see that a seed was put together correctly, and says nothing of it before."""
     return derive(seed, context("commitment"))
 
 

@@ -1,0 +1,52 @@
+"""The examples in the docstrings of public functions, run one after another in one folder."""
+
+import doctest
+import importlib
+
+import torch
+
+import fedssl
+from fedssl.encoders.trained import open_encoder
+from tests.helpers.pictures import write_folder
+
+# In this order: `load_classifier` opens what `fine_tune` wrote.
+PUBLIC = [
+    "fedssl.experiment.experiment:load",
+    "fedssl.experiment.experiment:Experiment.run",
+    "fedssl.encoders.trained:load_encoder",
+    "fedssl.encoders.embed:embed",
+    "fedssl.encoders.finetune:fine_tune",
+    "fedssl.encoders.classifier:load_classifier",
+    "fedssl.encoders.export.run:export_encoder",
+    "fedssl.encoders.evaluate.run:evaluate",
+    "fedssl.encoders.sklearn:Encoder",
+    "fedssl.reports.run_page:write_report",
+]
+
+
+def examples(name):
+    """The example of one function, with the names of its own module, of torch and of the package at hand."""
+    module, _, path = name.partition(":")
+    known = vars(importlib.import_module(module)) | {"fedssl": fedssl, "torch": torch, "open_encoder": open_encoder}
+    function = known[path.partition(".")[0]]
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    finder = doctest.DocTestFinder(recurse=False, exclude_empty=False)
+    (example,) = finder.find(function, name, globs=known)
+    return example
+
+
+def test_examples_of_public_functions_give_what_they_show(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "photos", classes=("cat", "dog"), each=8)
+    fedssl.load("smoke", {"rounds": 2, "threads": 1}).run("runs/x")
+    runner = doctest.DocTestRunner(optionflags=doctest.FAIL_FAST)
+    for name in PUBLIC:
+        example = examples(name)
+        assert 1 <= len(example.examples) <= 6, f"{name} has no short example"
+        assert runner.run(example).failed == 0, name
+
+
+def test_every_public_function_is_among_them():
+    functions = {name for name in fedssl.__all__ if not isinstance(getattr(fedssl, name), type)}
+    assert functions <= {name.partition(":")[2] for name in PUBLIC}

@@ -167,7 +167,7 @@ def finetune(
         formats=parse_names(to),
     )
     with make_view() as view:
-        made = fine_tune(run, request, out, view.preparing, view.preparing, view.say, allow_code or ())
+        made = fine_tune(run, request, out, view.preparing, view.say, allow_code or ())
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
     if made.score:

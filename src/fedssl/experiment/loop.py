@@ -266,7 +266,7 @@ class Running:
         foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
             return self.parts.monitor.full(self.encoder, self.view.evaluating)
-        return self.parts.monitor.quick(self.encoder, reestimate=foreign, watch=self.view.evaluating)
+        return self.parts.monitor.quick(self.encoder, reestimate=foreign, progress=self.view.evaluating)
 
     def _encoder_weights(self, state: ServerState) -> Weights:
         """W_g, completed by the initial values of what clients keep to themselves."""

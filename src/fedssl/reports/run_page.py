@@ -8,6 +8,7 @@ from typing import Any
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
+from fedssl.core.progress import Say, unheard
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.evaluation_view import EvaluationView
@@ -20,7 +21,6 @@ from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evalua
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_images import RunImages
 
-Say = Callable[[str], None]
 LeftOut = list[tuple[str, str]]
 # Figures that need a run's images, by the method of RunImages that makes each.
 DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
@@ -37,7 +37,7 @@ def write_report(
     out: str | Path,
     *,
     images: int = 10_000,
-    say: Say | None = None,
+    say: Say = unheard,
     view: EvaluationView | None = None,
     allow_code: AllowCode = (),
 ) -> list[str]:
@@ -57,7 +57,7 @@ def write_report(
     with shown:
         shown.start(sum(_figures(record) for record in records), "report")
         pages = [
-            _run_page(record, run, f"run{number}", images, say or _silent, shown)
+            _run_page(record, run, f"run{number}", images, say, shown)
             for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
         ]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
@@ -66,10 +66,6 @@ def write_report(
     return [
         f"{f'{page.name}: ' if several else ''}{title} ({reason})" for page in pages for title, reason in page.left_out
     ]
-
-
-def _silent(text: str) -> None:
-    """Progress that nobody watches."""
 
 
 def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:

@@ -92,10 +92,10 @@ class _Evaluation:
                             yield from self._measure(subject, bench, name, protocol, seed)
 
     def _measure(self, subject: Subject, bench: Bench, name: str, protocol: Protocol, seed: int) -> Iterator[Result]:
-        def watch(text: str, done: int, total: int) -> None:
+        def progress(text: str, done: int, total: int | None) -> None:
             self.view.watch(f"{bench.title}: {text}, seed {seed}", done, total)
 
-        predictions = protocol.predict(bench, seed, watch)
+        predictions = protocol.predict(bench, seed, progress)
         about = {
             "weights_sha256": bench.weights_sha256,
             "data_settings": self.data_choice.settings,

@@ -26,7 +26,7 @@ class EvaluationView:
     def start(self, pieces: int, text: str = "evaluation") -> None:
         """Before the first piece of work: one encoder by one protocol with one seed, a figure, a measurement."""
 
-    def watch(self, text: str, done: int, total: int) -> None:
+    def watch(self, text: str, done: int, total: int | None) -> None:
         """How far the work named by the text is."""
 
     def found(self, result: Result) -> None: ...
@@ -41,7 +41,7 @@ class PlainEvaluationView(EvaluationView):
         self.pieces, self.done, self.text = pieces, 0, ""
         self.started = self.work_started = time.monotonic()
 
-    def watch(self, text: str, done: int, total: int) -> None:
+    def watch(self, text: str, done: int, total: int | None) -> None:
         now = time.monotonic()
         if text != self.text:
             self.text, self.work_started = text, now
@@ -84,7 +84,7 @@ class LiveEvaluationView(EvaluationView):
         self.work = self.bars.add_task("", total=None)
         self.text = ""
 
-    def watch(self, text: str, done: int, total: int) -> None:
+    def watch(self, text: str, done: int, total: int | None) -> None:
         if text != self.text:
             self.text = text
             self.bars.reset(self.work, description=text, total=total)

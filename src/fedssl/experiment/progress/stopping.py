@@ -87,7 +87,7 @@ class StoppableView:
         self.view.step(client_id, done, total, images)
         self.request.check()
 
-    def evaluating(self, text: str, done: int, total: int) -> None:
+    def evaluating(self, text: str, done: int, total: int | None) -> None:
         self.view.evaluating(text, done, total)
         self.request.check()
 

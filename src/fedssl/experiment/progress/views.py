@@ -30,7 +30,7 @@ class View(Protocol):
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         """After every training step of a client: counts inside its round."""
 
-    def evaluating(self, text: str, done: int, total: int) -> None:
+    def evaluating(self, text: str, done: int, total: int | None) -> None:
         """While an encoder is evaluated: what is being done, and how much of it."""
 
     def waiting(self, text: str) -> None:
@@ -58,7 +58,7 @@ class QuietView:
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         pass
 
-    def evaluating(self, text: str, done: int, total: int) -> None:
+    def evaluating(self, text: str, done: int, total: int | None) -> None:
         pass
 
     def waiting(self, text: str) -> None:
@@ -157,7 +157,7 @@ class LiveView(QuietView):
         self.bar.advance(self.task)
         self._show()
 
-    def evaluating(self, text: str, done: int, total: int) -> None:
+    def evaluating(self, text: str, done: int, total: int | None) -> None:
         self.doing = f"evaluation: {text} {done}/{total}"
         self._show()
 

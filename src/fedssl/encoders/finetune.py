@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedssl import __version__
 from fedssl.core.devices import choose_device
@@ -25,7 +24,7 @@ from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encode
 from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.fitting import Fitting, fit
-from fedssl.evaluation.score import Score
+from fedssl.evaluation.score import Score, confusion_matrix
 from fedssl.experiment.config.resolve import choice
 from fedssl.experiment.records.run_record import SUMMARY, read_summary
 from fedssl.networks.backbones import AllowCode
@@ -179,12 +178,6 @@ def _write_results(
         (folder / "skipped.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "README.md").write_text(_readme(classifier, dataset, score, request), encoding="utf-8")
     return score
-
-
-def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """Counts by true class (rows) and named class (columns)."""
-    matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    return matrix.index_put_((labels, predictions), torch.ones_like(labels), accumulate=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

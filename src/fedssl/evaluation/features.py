@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.core.progress import Progress, silent
+from fedssl.networks.inputs import as_input
 
 BatchNorm = Literal["running", "reestimated"]
 
@@ -27,11 +28,6 @@ def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-def as_input(pixels: Tensor, device: torch.device) -> Tensor:
-    """uint8 images as a network takes them."""
-    return pixels.to(device).float().div(255).contiguous(memory_format=torch.channels_last)
 
 
 def _batches(

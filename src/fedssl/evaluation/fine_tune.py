@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.data.dataset import Images, Indices
-from fedssl.evaluation.features import as_input, compute_features, device_of, mode
+from fedssl.evaluation.features import compute_features, device_of, mode
 from fedssl.evaluation.fitting import Fitting, fit
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.networks.inputs import as_input
 
 NAME = "fine-tuning"
 SUPERVISED = "supervised baseline"

@@ -5,8 +5,8 @@ authors' code differ there are two variants of it.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -36,6 +36,14 @@ class Protocol(ABC):
 
     draws: ClassVar[bool] = True  # does anything depend on the seed?
     frozen: ClassVar[bool] = True  # does it look at fixed features only?
+
+    def adapted(self, **settings: Any) -> Self:
+        """With those of these settings that it has; None leaves one as it is."""
+        own = {name: value for name, value in settings.items() if value is not None and hasattr(self, name)}
+        return replace(self, **own)
+
+    def check(self, data: LabelledData) -> None:  # noqa: B027 - most take any
+        """Refuses data that it cannot be used with, before anything is computed."""
 
     @abstractmethod
     def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions: ...
@@ -105,6 +113,9 @@ class SemiSupervised(Protocol):
         head = new_head(bench.feature_size, self.hidden, data.num_classes, seed)
         model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, progress, chosen)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
+
+    def check(self, data: LabelledData) -> None:
+        self.labelled(data)
 
     def labelled(self, data: LabelledData) -> IntArray:
         """The numbers of the training images to learn from; refuses too few, and images that are not unseen."""

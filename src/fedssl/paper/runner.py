@@ -1,18 +1,17 @@
 """Carrying out a plan: every run and its evaluation in processes of their own, several at a time, stoppable."""
 
+import math
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedssl.core.files import storing, write_atomically
-from fedssl.experiment.progress.stopping import forget_terminal, stop_signals
+from fedssl.experiment.progress.stopping import StopRequest
 from fedssl.paper.plan import Plan, PlannedRun, key_of_folder
 
 LOG = "run.log"
@@ -43,25 +42,25 @@ def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRu
     waiting, active, outcome = plan.unfinished(), list[_Job](), Outcome()
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
     total, done = sum(costs.values()), 0.0
-    with _stop_signals() as stopped:
+    with StopRequest(held_back=math.inf) as request:  # children are told, nothing is torn
         try:
-            while (waiting and not stopped) or active:
-                while waiting and len(active) < jobs and not stopped:
+            while (waiting and not request.signal) or active:
+                while waiting and len(active) < jobs and not request.signal:
                     slot = min(set(range(jobs)) - {job.slot for job in active})
                     active.append(_Job(waiting.pop(0), plan.scale.evaluation_epochs, slot, gpus))
                     watcher.started(active[-1].run)
-                for job in active if stopped else ():
+                for job in active if request.signal else ():
                     job.stop()
                 for job in [job for job in active if job.ended()]:
                     active.remove(job)
                     done += costs[job.run.key]
-                    _note(job, outcome, watcher, stopped=bool(stopped))
+                    _note(job, outcome, watcher, stopped=request.signal is not None)
                 watcher.progress((done + sum(costs[job.run.key] * job.share() for job in active)) / total)
                 if active:
                     time.sleep(POLL_SECONDS)
         finally:  # an error of ours, such as a full disk, leaves no run behind
             _stop_all(active)
-    outcome.stopped = stopped[0] if stopped else None
+    outcome.stopped = request.signal
     return outcome
 
 
@@ -80,23 +79,6 @@ def _stop_all(active: list["_Job"]) -> None:
         for job in active:
             job.stop()
         time.sleep(POLL_SECONDS)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP inside become an entry of the list: children are told, nothing is torn."""
-    seen: list[int] = []
-
-    def received(number: int, _: object) -> None:
-        forget_terminal(number)
-        seen.append(number)
-
-    before = {number: signal.signal(number, received) for number in stop_signals()}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:

@@ -15,6 +15,7 @@ from fedssl.data.partition import Partition
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.projection import principal_components, tsne
+from fedssl.evaluation.score import confusion_matrix
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.networks.heads import Encoder
@@ -113,8 +114,7 @@ class RunImages:
         evaluation, test, count = self.run.config.evaluation, self._test, self.train.num_classes
         votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": count}
         named = knn_predictions(self._train_features, _labels(self.train), self._test_features, **votes)  # type: ignore[arg-type]
-        matrix = torch.zeros(count, count, dtype=torch.int64)
-        matrix.index_put_((_labels(test), named), torch.ones_like(named), accumulate=True)
+        matrix = confusion_matrix(_labels(test), named, count)
         about = f"{self._whose}, k = {evaluation.k}, {len(test):,} test and {len(self.train):,} training images"
         return image_figures.confusion(prefix, matrix.numpy(), _class_names(self.train), about)
 

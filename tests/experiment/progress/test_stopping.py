@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 
@@ -65,3 +66,16 @@ def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
         *("images 1", "a", 1, {"round": 1}, "features 1/2", "b"),
         *("images 2", 2, "features 2/2", {"round": 2}),
     ]
+
+
+def test_the_first_signal_stops_at_once_where_none_is_held_back():
+    with StopRequest(held_back=0) as request, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert request.exit_code == 143
+
+
+def test_no_signal_stops_anything_where_all_are_held_back():
+    with StopRequest(held_back=math.inf) as request:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert request.signal == signal.SIGTERM, "the first one asked"

@@ -18,7 +18,7 @@ from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
 from fedssl.evaluation.fitting import Fitting
-from fedssl.evaluation.protocols import KNN, PROTOCOLS, Protocol, SemiSupervised
+from fedssl.evaluation.protocols import PROTOCOLS, Protocol
 from fedssl.evaluation.results import Result, headline, merged
 from fedssl.evaluation.score import Score
 from fedssl.experiment.finished_run import FinishedRun
@@ -75,8 +75,7 @@ class _Evaluation:
         self.cache = FeatureCache(run.folder.features) if request.cache else None
         self.subjects = list(self._subjects())
         for protocol in self.protocols.values():
-            if isinstance(protocol, SemiSupervised):
-                protocol.labelled(self.data)  # refuses a run that saw these images
+            protocol.check(self.data)  # semi-supervised: refuses a run that saw these images
 
     def results(self) -> Iterator[Result]:
         pieces = sum(len(self._seeds(p)) * len(self._modes(p)) for p in self.protocols.values()) * len(self.subjects)
@@ -163,10 +162,8 @@ class _Evaluation:
 
     def _protocol(self, name: str) -> Protocol:
         protocol, settings = PROTOCOLS[name][self.request.variant], self.run.config.evaluation
-        if isinstance(protocol, KNN):
-            return replace(protocol, k=settings.k, temperature=settings.temperature)
         epochs = self.request.epochs.get(name.partition("-")[0])
-        return protocol if epochs is None else replace(protocol, epochs=epochs)  # type: ignore[call-arg]
+        return protocol.adapted(k=settings.k, temperature=settings.temperature, epochs=epochs)
 
     def _seeds(self, protocol: Protocol) -> range:
         return self.seeds if protocol.draws else self.seeds[:1]

@@ -30,10 +30,11 @@ def forget_terminal(number: int) -> None:
 
 
 class StopRequest:
-    """Holds back the first signal until `check` is called at a safe point; the second one stops at once."""
+    """Holds back so many signals, of which `check` tells at a safe point; one more stops at once."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    def __init__(self, held_back: float = 1) -> None:
+        self.signal: int | None = None  # the first
+        self._left = held_back
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -48,9 +49,10 @@ class StopRequest:
 
     def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         forget_terminal(number)
-        if self.signal is not None:
+        self.signal = self.signal or number
+        self._left -= 1
+        if self._left < 0:
             raise KeyboardInterrupt
-        self.signal = number
 
     def check(self) -> None:
         if self.signal is not None:

@@ -32,8 +32,6 @@ MOST_ERRORS = 3
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 
-"""Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
-
 
 @dataclass
 class _Pending:
@@ -56,7 +54,7 @@ class FlowerEngine:
         directory: Directory,
         folder: Path,
         about: Callable[[int], Facts],
-        waiting: Say,
+        waiting: Say,  # said again and again while somebody is awaited; may raise to stop
         patience: float,
         time_limit: float | None = None,
         pause: float = 0.1,

@@ -8,24 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from fedssl.core.files import storing, write_atomically
 from fedssl.experiment.progress.stopping import StopRequest
+from fedssl.experiment.progress.views import View
 from fedssl.paper.plan import Plan, PlannedRun, key_of_folder
 
 LOG = "run.log"
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0  # a run finishes the batch in hand and saves
-
-
-class Watcher(Protocol):
-    """Sees how far it is; never decides anything."""
-
-    def started(self, run: PlannedRun) -> None: ...
-    def ended(self, run: PlannedRun, error: str | None) -> None: ...
-    def progress(self, done: float) -> None:
-        """The share of the work, from 0 to 1."""
 
 
 @dataclass
@@ -36,26 +28,33 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)  # name -> the last line of its log
     stopped: int | None = None  # the signal that asked for it
 
+    @property
+    def ended(self) -> int:
+        return len(self.finished) + len(self.failed)
 
-def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
+
+def carry_out(plan: Plan, jobs: int, view: View, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
     """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
     waiting, active, outcome = plan.unfinished(), list[_Job](), Outcome()
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
-    total, done = sum(costs.values()), 0.0
+    total, done, shown = sum(costs.values()), 0.0, 0.0
+    view.begin("runs", total)
     with StopRequest(held_back=math.inf) as request:  # children are told, nothing is torn
         try:
             while (waiting and not request.signal) or active:
                 while waiting and len(active) < jobs and not request.signal:
                     slot = min(set(range(jobs)) - {job.slot for job in active})
                     active.append(_Job(waiting.pop(0), plan.scale.evaluation_epochs, slot, gpus))
-                    watcher.started(active[-1].run)
+                    view.say(f"begins: {active[-1].run.name}")
                 for job in active if request.signal else ():
                     job.stop()
                 for job in [job for job in active if job.ended()]:
                     active.remove(job)
                     done += costs[job.run.key]
-                    _note(job, outcome, watcher, stopped=request.signal is not None)
-                watcher.progress((done + sum(costs[job.run.key] * job.share() for job in active)) / total)
+                    _note(job, outcome, view, len(costs), stopped=request.signal is not None)
+                reached = done + sum(costs[job.run.key] * job.share() for job in active)
+                view.advance(reached - shown, f"{outcome.ended} of {len(costs)} runs, {len(active)} at work")
+                shown = reached
                 if active:
                     time.sleep(POLL_SECONDS)
         finally:  # an error of ours, such as a full disk, leaves no run behind
@@ -64,14 +63,14 @@ def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRu
     return outcome
 
 
-def _note(job: "_Job", outcome: Outcome, watcher: Watcher, *, stopped: bool) -> None:
+def _note(job: "_Job", outcome: Outcome, view: View, runs: int, *, stopped: bool) -> None:
     """A run that was told to stop has not failed."""
     if job.error is None and not job.commands:
         outcome.finished.append(job.run.name)
-        watcher.ended(job.run, None)
+        view.say(f"{outcome.ended}/{runs} finished: {job.run.name}")
     elif not stopped:
         outcome.failed[job.run.name] = job.error or "not finished"
-        watcher.ended(job.run, job.error)
+        view.say(f"{outcome.ended}/{runs} failed: {job.run.name}: {job.error} ({job.run.folder / LOG})")
 
 
 def _stop_all(active: list["_Job"]) -> None:

@@ -11,7 +11,7 @@ from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say, unheard
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.networks.backbones import AllowCode
@@ -38,7 +38,7 @@ def write_report(
     *,
     images: int = 10_000,
     say: Say = unheard,
-    view: EvaluationView | None = None,
+    view: View | None = None,
     allow_code: AllowCode = (),
 ) -> list[str]:
     """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
@@ -46,7 +46,7 @@ def write_report(
     `images` test images are looked at (all training images up to 10,000 vote); 0 leaves these figures out, and with
     them all that would need the code of a network.
     """
-    shown = view or EvaluationView()
+    shown = view or QuietView()
     records = [RunRecord.read(path) for path in runs]
     out = Path(out)
     if not out.parent.is_dir():
@@ -55,7 +55,7 @@ def write_report(
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
     opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
     with shown:
-        shown.start(sum(_figures(record) for record in records), "report")
+        shown.begin("report", sum(_figures(record) for record in records))
         pages = [
             _run_page(record, run, f"run{number}", images, say, shown)
             for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
@@ -76,9 +76,7 @@ def _figures(record: RunRecord) -> int:
     return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
 
 
-def _run_page(
-    record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: EvaluationView
-) -> RunPage:
+def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: View) -> RunPage:
     left_out: LeftOut = []
     looked = _RunLooks(record.name, run, prefix, images, left_out, say, view)
 
@@ -121,7 +119,7 @@ class _RunLooks:
         images: int,
         left_out: LeftOut,
         say: Say,
-        view: EvaluationView,
+        view: View,
     ) -> None:
         self.prefix, self.left_out, self.view = prefix, left_out, view
         self.num_classes: int | None = None
@@ -131,7 +129,7 @@ class _RunLooks:
             return
         say(f"{name}: looking at images and features")
         try:
-            self.looks = RunImages.of(run, images, view.watch)
+            self.looks = RunImages.of(run, images, view.progress)
             self.num_classes = self.looks.num_classes
         except FedsslError as error:
             self.reason = str(error)
@@ -148,16 +146,16 @@ class _RunLooks:
 
 
 def _collect(
-    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: EvaluationView
+    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: View
 ) -> tuple[Figure, ...]:
     figures = []
     for title, make in makers:
-        view.watch(title, 0, 1)
+        view.progress(title, 0, 1)
         try:
             figures.append(make(prefix))
         except FedsslError as error:
             left_out.append((title, str(error)))
-        view.finished_piece()
+        view.advance()
     return tuple(figures)
 
 

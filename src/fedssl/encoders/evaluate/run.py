@@ -19,10 +19,10 @@ from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.protocols import PROTOCOLS, Protocol
-from fedssl.evaluation.results import Result, headline, merged
+from fedssl.evaluation.results import Result, describe, headline, merged
 from fedssl.evaluation.score import Score
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.run_record import check_files
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.networks.backbones import AllowCode
@@ -41,15 +41,13 @@ class Subject:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def evaluate(
-    path: str | Path, request: Request, view: EvaluationView | None = None, allow_code: AllowCode = ()
-) -> list[Result]:
+def evaluate(path: str | Path, request: Request, view: View | None = None, allow_code: AllowCode = ()) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary."""
     run = FinishedRun.open(path, allow_code)
     check_files(run.folder.path, "evaluation.jsonl")  # now, not when the results are there
     if run.config.run.threads:
         torch.set_num_threads(run.config.run.threads)
-    evaluation = _Evaluation(run, request, view or EvaluationView())
+    evaluation = _Evaluation(run, request, view or QuietView())
     results: list[Result] = []
     with evaluation.view:
         try:
@@ -66,7 +64,7 @@ def evaluate(
 class _Evaluation:
     """The course of one evaluation; everything that can be refused is refused before the first feature."""
 
-    def __init__(self, run: FinishedRun, request: Request, view: EvaluationView) -> None:
+    def __init__(self, run: FinishedRun, request: Request, view: View) -> None:
         self.run, self.request, self.view = run, request, view
         self.device = choose_device(request.device)
         self.data_choice, self.data = find_data(run, request)
@@ -79,12 +77,12 @@ class _Evaluation:
 
     def results(self) -> Iterator[Result]:
         pieces = sum(len(self._seeds(p)) * len(self._modes(p)) for p in self.protocols.values()) * len(self.subjects)
-        self.view.start(pieces)
+        self.view.begin("evaluation", pieces)
         for subject in self.subjects:
             encoder = subject.load().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             for batchnorm in get_args(BatchNorm):
                 title = f"{subject.name}, BatchNorm {batchnorm}"
-                bench = Bench(encoder, self.data, batchnorm, self.cache, self.view.watch, title)
+                bench = Bench(encoder, self.data, batchnorm, self.cache, self.view.progress, title)
                 for name, protocol in self.protocols.items():
                     if batchnorm in self._modes(protocol):
                         for seed in self._seeds(protocol):
@@ -92,7 +90,7 @@ class _Evaluation:
 
     def _measure(self, subject: Subject, bench: Bench, name: str, protocol: Protocol, seed: int) -> Iterator[Result]:
         def progress(text: str, done: int, total: int | None) -> None:
-            self.view.watch(f"{bench.title}: {text}, seed {seed}", done, total)
+            self.view.progress(f"{bench.title}: {text}, seed {seed}", done, total)
 
         predictions = protocol.predict(bench, seed, progress)
         about = {
@@ -114,9 +112,9 @@ class _Evaluation:
                 asdict(protocol),
                 predictions.facts | subject.details | about,
             )
-            self.view.found(result)
+            self.view.say(describe(result))
             yield result
-        self.view.finished_piece()
+        self.view.advance()
 
     def _scopes(self, subject: Subject) -> Iterator[tuple[str, torch.Tensor]]:
         """The test images to count over: all, and those of the classes that a client holds."""
@@ -157,7 +155,7 @@ class _Evaluation:
         """The run's network from its initial weights, trained with the labels of the images that its clients hold."""
         encoder = self.run.random_encoder().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         images, held = self.run.dataset.train, np.sort(np.concatenate(self.run.partition.clients))
-        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.watch, held)
+        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.progress, held)
         return encoder  # type: ignore[no-any-return]
 
     def _protocol(self, name: str) -> Protocol:

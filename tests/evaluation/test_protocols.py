@@ -35,7 +35,7 @@ def data():
 
 
 def small(protocol):
-    return protocol if isinstance(protocol, KNN) else replace(protocol, epochs=2)
+    return protocol.adapted(epochs=2)
 
 
 # --- the contract, for every protocol and variant --------------------------------------------------------------------
@@ -255,4 +255,23 @@ def test_a_damaged_cache_file_is_computed_again(encoder, data, tmp_path, counted
     after = Bench(encoder, data, cache=cache).features("backbone")
     assert len(counted) == 4
     assert torch.equal(before[0], after[0])
-    assert path.read_bytes() == content, "and mended"
+    Bench(encoder, data, cache=cache).features("backbone")
+    assert len(counted) == 4, "and mended"
+
+
+# --- what an evaluation asks of a protocol, whichever it is ----------------------------------------------------------
+
+
+def test_a_protocol_takes_the_settings_that_it_has_and_leaves_the_others():
+    asked = {"k": 5, "temperature": 0.5, "epochs": 7}
+    assert KNN().adapted(**asked) == KNN(k=5, temperature=0.5)
+    assert Linear().adapted(**asked) == Linear(epochs=7)
+    assert Linear(epochs=3).adapted(k=5, epochs=None) == Linear(epochs=3)
+
+
+def test_only_a_protocol_that_needs_unseen_images_refuses_data_without_them(data):
+    without = LabelledData("x", data.train, data.test)
+    for name in ("knn", "linear"):
+        PROTOCOLS[name]["paper"].check(without)
+    with pytest.raises(FedsslError, match="no labelled images are known"):
+        PROTOCOLS["semi-10"]["paper"].check(without)

@@ -6,7 +6,16 @@ import torch
 from scipy.stats import binomtest, multinomial
 
 from fedssl.evaluation.results import Result, headline, merged
-from fedssl.evaluation.score import Best, Gain, Score, mean_and_sd, paired_interval, unpaired_interval, wilson_interval
+from fedssl.evaluation.score import (
+    Best,
+    Gain,
+    Score,
+    confusion_matrix,
+    mean_and_sd,
+    paired_interval,
+    unpaired_interval,
+    wilson_interval,
+)
 
 
 def test_wilson_interval_by_hand():
@@ -126,3 +135,8 @@ def test_a_newer_entry_replaces_the_older_of_its_kind_only():
     new = headline([result(9)])
     together = merged(old, new)
     assert [(e["protocol"], e["accuracy"]) for e in together] == [("knn", 0.4), ("linear", 0.9)]
+
+
+def test_confusion_counts_true_classes_in_rows_and_named_classes_in_columns():
+    labels, named = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 1, 2, 0, 0])
+    assert confusion_matrix(labels, named, 4).tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [2, 0, 1, 0], [0, 0, 0, 0]]

@@ -38,7 +38,7 @@ class Recorder(QuietView):
     def __init__(self):
         self.lines, self.prepared = [], []
 
-    def preparing(self, text, done, total):
+    def progress(self, text, done, total):
         self.prepared.append((text, done, total))
 
     def say(self, text):

@@ -284,7 +284,7 @@ class Prepares(Stops):
         super().__init__()
         self.prepared = []
 
-    def preparing(self, text, done, total):
+    def progress(self, text, done, total):
         self.prepared.append(text)
 
 

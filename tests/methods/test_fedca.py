@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fedssl.core.weights import Weights
-from fedssl.methods.fedca import as_floats
 from fedssl.methods.losses import alignment, nt_xent
+from fedssl.networks.inputs import as_input
 from tests.helpers.small import make_images, make_method
 
 
@@ -57,7 +57,7 @@ def test_the_whole_loss_against_numpy():
         torch.manual_seed(4)
         drawn = torch.randint(5, (6,))
         z1, z2 = method.online_encoder(a).double().numpy(), method.online_encoder(b).double().numpy()
-        p = method.online_encoder(as_floats(method.public[drawn])).double().numpy()
+        p = method.online_encoder(as_input(method.public[drawn], torch.device("cpu"))).double().numpy()
     base = unit(5, 8, seed=1)[drawn].double().numpy()
     apart = np.mean([((row / np.sqrt((row**2).sum()) - other) ** 2).sum() for row, other in zip(p, base, strict=True)])
     assert loss == pytest.approx(in_numpy(z1, z2, unit(7, 8).double().numpy(), 0.1) + 0.3 * apart, rel=1e-5)

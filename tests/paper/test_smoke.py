@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import QuietView
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.comparison import Comparison, markdown
 from fedssl.paper.figures import figures_of
@@ -123,17 +123,17 @@ def test_amounts_follow_from_the_settings():
     assert amounts("linear-evaluation", "BYOL (Centralized)").client_images == 50_000
 
 
-class Counting(EvaluationView):
+class Counting(QuietView):
     def __init__(self):
         self.lines = []
 
-    def start(self, pieces, text="evaluation"):
+    def begin(self, text, pieces):
         self.lines.append(f"{text}: {pieces}")
 
-    def watch(self, text, done, total):
+    def progress(self, text, done, total):
         self.lines.append(text)
 
-    def finished_piece(self):
+    def advance(self, by=1, text=""):
         self.lines.append("done")
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedssl.reports.page import Figure, Strip
-from fedssl.reports.plots import Series, bars, class_legend, curves, heat_map, point_cloud, spread
+from fedssl.reports.plots import Series, bars, class_legend, curves, heat_map, matrix_figure, point_cloud, spread
 from fedssl.reports.svg import SERIES, VARIABLES
 
 TEMPLATES = resources.files("fedssl.reports") / "templates"
@@ -146,3 +146,13 @@ def test_colours_stand_out_from_the_background():
         for colour in colours:
             first, second = sorted([luminance(colour), luminance(card)])
             assert second / first >= 2.95, (colour, card)
+
+
+def test_a_picture_and_a_page_show_one_heat_map_each_in_its_colours():
+    """A page replaces its stand-ins for colours; a picture has none, and room for the numbers of more columns."""
+    values, names = np.full((13, 13), 7), [f"c{number}" for number in range(13)]
+    small, large = (5.2, 5.2), (10.0, 5.2)
+    assert [len(matrix_figure(values, names, names, size)[1].texts) for size in (small, large)] == [0, 169]
+    _, axes = matrix_figure(values, names, names, large, colours=("#111111", "#222222", "#ffffff"))
+    assert {text.get_color() for text in axes.texts} == {"#ffffff"}, "every cell is as strong as it gets"
+    assert {label.get_color() for label in axes.get_yticklabels()} == {"#222222"}

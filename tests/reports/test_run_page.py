@@ -12,7 +12,6 @@ from fedssl.core.errors import FedsslError
 from fedssl.encoders.evaluate import Request, evaluate
 from fedssl.experiment.experiment import load
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.progress.evaluation_view import EvaluationView
 from fedssl.experiment.progress.views import QuietView
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import read_environment
@@ -49,18 +48,18 @@ def page(runs):
     return HtmlPage(out.read_text())
 
 
-class Watched(EvaluationView):
+class Watched(QuietView):
     def __init__(self):
         self.pieces, self.done, self.texts = 0, 0, set()
 
-    def start(self, pieces, text="evaluation"):
+    def begin(self, text, pieces):
         self.pieces = pieces
 
-    def watch(self, text, done, total):
+    def progress(self, text, done, total):
         self.texts.add(text)
 
-    def finished_piece(self):
-        self.done += 1
+    def advance(self, by=1, text=""):
+        self.done += by
 
 
 def test_how_far_a_report_is_can_be_watched_figure_by_figure(runs, tmp_path):

@@ -1,7 +1,7 @@
 """The commands under `fedssl data`: get a dataset, look at one's own images, clean up what was decoded."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,19 +25,11 @@ def data_fetch(
 
 
 def fetch_with_bar(name: str, source: Path | None) -> Path:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     from fedssl.data.standard.cached import fetch
+    from fedssl.experiment.progress.views import make_view
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(text: str, done: int, total: int | None) -> None:
-            if text not in tasks:
-                tasks[text] = bar.add_task(text, total=total)
-            bar.update(tasks[text], completed=done, total=total)
-
-        return fetch(name, source, show)
+    with make_view(in_bytes=True) as view:
+        return fetch(name, source, view.progress)
 
 
 @data_app.command("inspect")
@@ -67,7 +59,7 @@ def data_inspect(
     if not path.startswith("hf:") and target.resolve().is_relative_to(Path(path).resolve()):
         raise FedsslError(f"{target}: lies among the images, which are never written to: choose another with --out")
     with make_view() as view:
-        inspection = inspect_data(path, overrides, view.preparing)
+        inspection = inspect_data(path, overrides, view.progress)
     for line in describe(inspection):
         typer.echo(line)
     for picture in write_pictures(inspection, target):

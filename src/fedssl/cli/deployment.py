@@ -1,5 +1,7 @@
 """The commands of a deployment: `fedssl server`, `fedssl client`, and `fedssl certificates`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,29 +154,17 @@ def client(
         take_part(site, _say, wait)
 
 
-class _stopping:  # noqa: N801 - used as a statement
+@contextmanager
+def _stopping(text: str) -> Iterator[None]:
     """SIGTERM and SIGHUP like Ctrl-C: what was started is ended in order, then the exit code says which it was."""
+    from fedssl.experiment.progress.stopping import StopRequest
 
-    def __init__(self, text: str) -> None:
-        self.text, self.signal = text, 2
-
-    def __enter__(self) -> None:
-        import signal
-
-        from fedssl.experiment.progress.stopping import forget_terminal, stop_signals
-
-        def stop(number: int, frame: object) -> None:  # noqa: ARG001
-            forget_terminal(number)
-            self.signal = number
-            raise KeyboardInterrupt
-
-        for number in stop_signals():
-            signal.signal(number, stop)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is KeyboardInterrupt:
-            typer.echo(self.text, err=True)
-            raise typer.Exit(128 + self.signal)
+    with StopRequest(held_back=0) as request:
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo(text, err=True)
+            raise typer.Exit(request.exit_code) from None
 
 
 @certificates_app.command("make")

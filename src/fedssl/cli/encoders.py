@@ -81,7 +81,7 @@ def embed(
     writer_for(out)
     encoder, model = _encoder(run, client, network, device, allow_code)
     with make_view() as view:
-        reader = ImageReader(images, encoder.decoding, view.preparing)
+        reader = ImageReader(images, encoder.decoding, view.progress)
         made = write_features(model, reader, out, encoder.about, batch_size)
     _list_refused(made.refused, made.skipped_file)
     typer.echo(f"{made.images:,} images, {encoder.model.feature_size} features each: {out}")
@@ -110,7 +110,7 @@ def neighbours(
 
     encoder, _ = _encoder(run, client, network, device, allow_code)
     with make_view() as view:
-        found = find_neighbours(encoder, images, place, count, view.preparing)
+        found = find_neighbours(encoder, images, place, count, view.progress)
     write_page(found, encoder, out)
     _list_refused(found.reader.refused, None)
     typer.echo(f"{found.searched:,} images were looked at: {out}")
@@ -167,7 +167,7 @@ def finetune(
         formats=parse_names(to),
     )
     with make_view() as view:
-        made = fine_tune(run, request, out, view.preparing, view.preparing, view.say, allow_code or ())
+        made = fine_tune(run, request, out, view.progress, view.say, allow_code or ())
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
     if made.score:

@@ -218,10 +218,11 @@ def _evaluate(folder: Path, request: Any, allow_code: Sequence[str]) -> None:
 
     from fedssl.encoders.evaluate import evaluate as evaluate_run
     from fedssl.evaluation.results import headline
-    from fedssl.experiment.progress.evaluation_view import clients_tables, headline_table, make_evaluation_view
+    from fedssl.experiment.progress.views import make_view
+    from fedssl.reports.tables import clients_tables, headline_table
 
     try:
-        results = evaluate_run(folder, request, make_evaluation_view(), allow_code)
+        results = evaluate_run(folder, request, make_view(), allow_code)
     except KeyboardInterrupt:
         typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
         raise typer.Exit(130) from None
@@ -256,11 +257,11 @@ def report(
 
 
 def _write_report(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequence[str] = ()) -> None:
-    from fedssl.experiment.progress.evaluation_view import make_evaluation_view
+    from fedssl.experiment.progress.views import make_view
     from fedssl.reports.run_page import write_report
 
     left_out = write_report(
-        runs, out, images=images, say=partial(typer.echo, err=True), view=make_evaluation_view(), allow_code=allow_code
+        runs, out, images=images, say=partial(typer.echo, err=True), view=make_view(), allow_code=allow_code
     )
     for line in left_out:
         typer.secho(f"left out: {line}", fg="yellow")

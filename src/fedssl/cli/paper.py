@@ -75,7 +75,7 @@ def paper_run(
 
     Runs that several cells or experiments need are made once. Each has its output in run.log of its folder.
     """
-    from fedssl.experiment.progress.evaluation_view import make_evaluation_view
+    from fedssl.experiment.progress.views import make_view
     from fedssl.paper.catalogue import find_studies
     from fedssl.paper.forecast import Forecast
     from fedssl.paper.plan import check_choice, make_plan
@@ -87,7 +87,7 @@ def paper_run(
     plan = make_plan(studies, chosen, out, seeds or max(study.seeds for study in studies), rows or (), columns or ())
     if dry_run:
         forecast = Forecast(chosen.evaluation_epochs)
-        forecast.measure(plan.runs.values(), make_evaluation_view())
+        forecast.measure(plan.runs.values(), make_view())
         print_plan(plan, forecast, _jobs(plan, jobs)[0])
     else:
         _carry_out(plan, jobs)
@@ -105,17 +105,17 @@ def _jobs(plan: "Plan", asked: int | None) -> tuple[int, int]:
 
 
 def _carry_out(plan: "Plan", asked: int | None) -> None:
+    from fedssl.experiment.progress.views import make_view
     from fedssl.paper.forecast import Amounts
     from fedssl.paper.runner import carry_out
-    from fedssl.paper.terminal import make_watcher
 
     jobs, gpus = _jobs(plan, asked)
     todo = plan.unfinished()
     typer.echo(
         f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} of them finished; {jobs} at a time, in {plan.folder}"
     )
-    with make_watcher(len(todo)) as watcher:
-        outcome = carry_out(plan, jobs, watcher, lambda run: float(Amounts.of(run.config).images), gpus)
+    with make_view() as view:
+        outcome = carry_out(plan, jobs, view, lambda run: float(Amounts.of(run.config).images), gpus)
     if outcome.stopped:
         typer.echo("stopped: the finished rounds are saved; the same command resumes them", err=True)
         raise typer.Exit(128 + outcome.stopped)

@@ -1,6 +1,10 @@
-"""Progress of anything that takes time: one call with what is done, how much of it, and how much there is."""
+"""What is told while something takes time: how far it is, and sentences."""
 
+from collections.abc import Callable
 from typing import Protocol
+
+Say = Callable[[str], None]
+"""Called with a sentence for a person to read."""
 
 
 class Progress(Protocol):
@@ -10,3 +14,7 @@ class Progress(Protocol):
 
 def silent(text: str, done: int, total: int | None) -> None:
     """Progress that nobody watches."""
+
+
+def unheard(text: str) -> None:
+    """What nobody reads."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Progress, silent
 from fedssl.data.partition import Owners
 
 CHUNK_BYTES = 1 << 25
@@ -114,7 +115,7 @@ class Pixels(Protocol):
     def index_select(self, dim: int, index: Tensor, /) -> Tensor: ...
 
 
-def fingerprint(images: Images, watch: Callable[[int, int], None] | None = None) -> str:
+def fingerprint(images: Images, progress: Progress = silent) -> str:
     """SHA-256 of shape and pixels, in hex: a run record says with it what the images were; labels do not enter."""
     if images.known_fingerprint:
         return images.known_fingerprint
@@ -124,8 +125,7 @@ def fingerprint(images: Images, watch: Callable[[int, int], None] | None = None)
         digest.update(images.pixels[start : start + at_once].cpu().contiguous().numpy().data)
         if images.release:
             images.release()
-        if watch:
-            watch(min(start + at_once, len(images)), len(images))
+        progress("reading them back", min(start + at_once, len(images)), len(images))
     return digest.hexdigest()
 
 

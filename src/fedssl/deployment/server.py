@@ -18,10 +18,11 @@ from filelock import FileLock, Timeout
 from fedssl.core.checksums import signed_json
 from fedssl.core.errors import DamagedError, FedsslError, RoundError, StorageError
 from fedssl.core.files import write_atomically
+from fedssl.core.progress import Say
 from fedssl.deployment import APP
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
 from fedssl.deployment.server_run import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
-from fedssl.deployment.supervision import Child, Patience, Say, environment, module, reachable, refuse_insecure, running
+from fedssl.deployment.supervision import Child, Patience, environment, module, reachable, refuse_insecure, running
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import read_json

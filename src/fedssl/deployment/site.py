@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Say
 from fedssl.deployment.limits import Limits
 from fedssl.deployment.site_run import claim_state
 from fedssl.deployment.supervision import (
     Child,
     Patience,
-    Say,
     free_port,
     module,
     reachable,

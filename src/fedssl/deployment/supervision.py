@@ -10,18 +10,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError, RoundError
+from fedssl.core.progress import Say
 
 MARK = "FEDSSL_STARTED"
 END_LIMIT = 15.0  # seconds to end by itself
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-Say = Callable[[str], None]
 
 
 @dataclass

@@ -25,7 +25,8 @@ from fedssl.data.own.found import Source, printable
 from fedssl.data.own.hugging_face import BY_NAME
 from fedssl.data.own.layouts import PLACES, find_images
 from fedssl.encoders.feature_files import WRITERS, Writer
-from fedssl.evaluation.features import as_input, batch_size_for, device_of, mode
+from fedssl.evaluation.features import batch_size_for, device_of, mode
+from fedssl.networks.inputs import as_input
 
 COLUMNS = {"image": "", "label": "", "client": ""}
 

@@ -2,30 +2,29 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.files import new_folder
-from fedssl.core.progress import Progress, silent
+from fedssl.core.progress import Progress, Say, silent, unheard
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.datasets import DATASETS
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
 from fedssl.encoders.export.programs import write_onnx
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encoder, permission
-from fedssl.evaluation.features import Watch, compute_features, unwatched
+from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.fitting import Fitting, fit
-from fedssl.evaluation.score import Score
+from fedssl.evaluation.score import Score, confusion_matrix
 from fedssl.experiment.config.resolve import choice
 from fedssl.experiment.records.run_record import SUMMARY, read_summary
 from fedssl.networks.backbones import AllowCode
@@ -79,17 +78,12 @@ class FineTuned:
     refused: tuple[Refusal, ...]
 
 
-def unheard(text: str) -> None:
-    """What nobody reads."""
-
-
 def fine_tune(
     run: str | Path,
     request: Request,
     out: str | Path,
     progress: Progress = silent,
-    watch: Watch = unwatched,
-    say: Callable[[str], None] = unheard,
+    say: Say = unheard,
     allow_code: AllowCode = (),
 ) -> FineTuned:
     """Trains a classifier on the encoder of a run and writes it with its results into a new folder.
@@ -103,7 +97,7 @@ def fine_tune(
     if sites := _sites(run, dataset):
         say(f"warning: --data {request.data}: {sites}")
     with new_folder(Path(out)) as folder:
-        model = _trained(encoder, dataset, request, watch)
+        model = _trained(encoder, dataset, request, progress)
         classifier = Classifier(model[0], model[1], _about(encoder, dataset, request)).to("cpu").eval()
         save_classifier(folder / FILE, classifier)
         if "onnx" in request.formats:
@@ -143,7 +137,7 @@ def _sites(run: str | Path, dataset: Dataset) -> str:
     return look_like_sites(folders) if by_folder else ""
 
 
-def _trained(encoder: TrainedEncoder, dataset: Dataset, request: Request, watch: Watch) -> nn.Sequential:
+def _trained(encoder: TrainedEncoder, dataset: Dataset, request: Request, progress: Progress) -> nn.Sequential:
     """Backbone and head; with `head_only` the backbone is as it was."""
     images, feature_size = dataset.train, encoder.about["feature_size"]
     assert images.labels is not None
@@ -151,9 +145,9 @@ def _trained(encoder: TrainedEncoder, dataset: Dataset, request: Request, watch:
     backbone = encoder.model.backbone.to(choose_device(request.device))
     fitting = Fitting(request.epochs, request.batch_size, request.lr)
     if not request.head_only:
-        return fine_tuned(backbone, images, head, fitting, request.seed, watch)
-    features = compute_features(backbone, images.pixels, watch=watch)
-    fit(head, lambda chosen: features.index_select(0, chosen), images.labels, fitting, request.seed, NAME, watch)
+        return fine_tuned(backbone, images, head, fitting, request.seed, progress)
+    features = compute_features(backbone, images.pixels, progress=progress)
+    fit(head, lambda chosen: features.index_select(0, chosen), images.labels, fitting, request.seed, NAME, progress)
     return nn.Sequential(backbone, head.to(next(backbone.parameters()).device))
 
 
@@ -189,12 +183,6 @@ def _write_results(
         (folder / "skipped.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "README.md").write_text(_readme(classifier, dataset, score, request), encoding="utf-8")
     return score
-
-
-def confusion_matrix(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """Counts by true class (rows) and named class (columns)."""
-    matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    return matrix.index_put_((labels, predictions), torch.ones_like(labels), accumulate=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

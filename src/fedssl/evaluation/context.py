@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Progress, silent
 from fedssl.core.weights import Weights
 from fedssl.data.dataset import Images, fingerprint
 from fedssl.data.partition import IntArray
 from fedssl.evaluation.feature_cache import FeatureCache
-from fedssl.evaluation.features import BatchNorm, Watch, compute_features, unwatched, with_reestimated_batchnorm
+from fedssl.evaluation.features import BatchNorm, compute_features, with_reestimated_batchnorm
 from fedssl.networks.heads import Encoder
 
 FeatureKind = Literal["backbone", "projection"]
@@ -76,11 +77,11 @@ class Bench:
         data: LabelledData,
         batchnorm: BatchNorm = "running",
         cache: FeatureCache | None = None,
-        watch: Watch = unwatched,
+        progress: Progress = silent,
         title: str = "features",
     ) -> None:
         self.original, self.data, self.batchnorm = encoder, data, batchnorm
-        self.cache, self.watch, self.title = cache, watch, title
+        self.cache, self.progress, self.title = cache, progress, title
         self._known: dict[FeatureKind, tuple[Tensor, Tensor]] = {}
 
     @cached_property
@@ -89,7 +90,7 @@ class Bench:
         if self.batchnorm == "running":
             return self.original
         text = f"{self.title}: BatchNorm statistics"
-        fitted = with_reestimated_batchnorm(self.original, self.data.train.pixels, watch=self.watch, text=text)
+        fitted = with_reestimated_batchnorm(self.original, self.data.train.pixels, progress=self.progress, text=text)
         assert isinstance(fitted, Encoder)
         return fitted
 
@@ -121,7 +122,9 @@ class Bench:
     def _compute(self, kind: FeatureKind) -> tuple[Tensor, Tensor]:
         module = self.encoder.backbone if kind == "backbone" else self.encoder
         train, test = (
-            compute_features(module, images.pixels, watch=self.watch, text=f"{self.title}: features of {part} images")
+            compute_features(
+                module, images.pixels, progress=self.progress, text=f"{self.title}: features of {part} images"
+            )
             for part, images in (("training", self.data.train), ("test", self.data.test))
         )
         return train, test

@@ -1,6 +1,6 @@
 """Features of images, computed once, and BatchNorm statistics re-estimated on the images at hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Literal
@@ -8,13 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.progress import Progress, silent
+from fedssl.networks.inputs import as_input
+
 BatchNorm = Literal["running", "reestimated"]
-Watch = Callable[[str, int, int], None]
-"""Called with (what is being done, how much of it is done, how much it is in all)."""
-
-
-def unwatched(text: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
 
 
 @contextmanager
@@ -33,16 +30,13 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def as_input(pixels: Tensor, device: torch.device) -> Tensor:
-    """uint8 images as a network takes them."""
-    return pixels.to(device).float().div(255).contiguous(memory_format=torch.channels_last)
-
-
-def _batches(pixels: Tensor, batch_size: int | None, device: torch.device, watch: Watch, text: str) -> Iterator[Tensor]:
+def _batches(
+    pixels: Tensor, batch_size: int | None, device: torch.device, progress: Progress, text: str
+) -> Iterator[Tensor]:
     batch_size = batch_size or batch_size_for(*pixels.shape[2:])
     for start in range(0, len(pixels), batch_size):
         yield as_input(pixels[start : start + batch_size], device)
-        watch(text, min(start + batch_size, len(pixels)), len(pixels))
+        progress(text, min(start + batch_size, len(pixels)), len(pixels))
 
 
 def batch_size_for(height: int, width: int) -> int:
@@ -52,11 +46,15 @@ def batch_size_for(height: int, width: int) -> int:
 
 @torch.no_grad()
 def compute_features(
-    encoder: nn.Module, pixels: Tensor, batch_size: int | None = None, watch: Watch = unwatched, text: str = "features"
+    encoder: nn.Module,
+    pixels: Tensor,
+    batch_size: int | None = None,
+    progress: Progress = silent,
+    text: str = "features",
 ) -> Tensor:
     """N x d features of uint8 images, on the CPU; the encoder is in evaluation mode meanwhile."""
     with mode(encoder, training=False):
-        batches = _batches(pixels, batch_size, device_of(encoder), watch, text)
+        batches = _batches(pixels, batch_size, device_of(encoder), progress, text)
         return torch.cat([encoder(batch).float().cpu() for batch in batches])
 
 
@@ -65,7 +63,7 @@ def with_reestimated_batchnorm(
     encoder: nn.Module,
     pixels: Tensor,
     batch_size: int | None = None,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
     text: str = "BatchNorm statistics",
 ) -> nn.Module:
     """A copy whose BatchNorm statistics are the plain average over these images, not the running ones it came with."""
@@ -76,7 +74,7 @@ def with_reestimated_batchnorm(
         layer.reset_running_stats()
         layer.momentum = None  # PyTorch's cumulative average
     encoder.train()
-    for batch in _batches(pixels, batch_size, device_of(encoder), watch, text):
+    for batch in _batches(pixels, batch_size, device_of(encoder), progress, text):
         if len(batch) > 1:
             encoder(batch)
     for layer, momentum in zip(layers, momenta, strict=True):

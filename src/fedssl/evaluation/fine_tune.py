@@ -5,11 +5,13 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.data.dataset import Images, Indices
-from fedssl.evaluation.features import Watch, as_input, compute_features, device_of, mode, unwatched
+from fedssl.evaluation.features import compute_features, device_of, mode
 from fedssl.evaluation.fitting import Fitting, fit
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.networks.inputs import as_input
 
 NAME = "fine-tuning"
 SUPERVISED = "supervised baseline"
@@ -21,7 +23,7 @@ def fine_tuned(
     head: nn.Module,
     fitting: Fitting,
     seed: int,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
     numbers: Indices | None = None,
 ) -> nn.Sequential:
     """A copy of the backbone with this head on it, all of it trained (`paper`); the backbone itself is untouched.
@@ -29,7 +31,7 @@ def fine_tuned(
     It learns from the images of these numbers, if any are given.
     """
     model = nn.Sequential(deepcopy(backbone), head).to(device_of(backbone))
-    _train(model, images, numbers, fitting, seed, NAME, watch)
+    _train(model, images, numbers, fitting, seed, NAME, progress)
     return model
 
 
@@ -52,7 +54,7 @@ def best_head_predictions(
     test_labels: Tensor,
     fitting: Fitting,
     seed: int,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
 ) -> tuple[Tensor, int]:
     """The head alone is trained, and the epoch that is best on the test images counts (`authors`): (classes, epoch)."""
     best: list[tuple[int, int, Tensor]] = []  # correct, epoch, predictions
@@ -69,7 +71,7 @@ def best_head_predictions(
             best[:] = [(correct, epoch, predictions)]
 
     inputs = train_features.index_select
-    fit(head, lambda chosen: inputs(0, chosen), train_labels, fitting, seed, NAME, watch, look)
+    fit(head, lambda chosen: inputs(0, chosen), train_labels, fitting, seed, NAME, progress, look)
     return best[0][2], best[0][1]
 
 
@@ -78,7 +80,7 @@ def train_supervised(
     images: Images,
     fitting: Fitting,
     seed: int,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
     numbers: Indices | None = None,
 ) -> None:
     """Trains the backbone in place with labels and a linear layer on top, which is thrown away; no augmentation."""
@@ -86,7 +88,7 @@ def train_supervised(
     with global_stream(seed, SUPERVISED, "init"):
         classifier = nn.Linear(size, images.num_classes)
     model = nn.Sequential(encoder.backbone, classifier).to(device_of(encoder))
-    _train(model, images, numbers, fitting, seed, SUPERVISED, watch)
+    _train(model, images, numbers, fitting, seed, SUPERVISED, progress)
 
 
 def _train(
@@ -96,7 +98,7 @@ def _train(
     fitting: Fitting,
     seed: int,
     name: str,
-    watch: Watch,
+    progress: Progress,
 ) -> None:
     assert images.labels is not None
     device = device_of(model)
@@ -110,5 +112,5 @@ def _train(
         fitting,
         seed,
         name,
-        watch,
+        progress,
     )

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream, torch_stream
-from fedssl.evaluation.features import Watch, device_of, mode, unwatched
+from fedssl.evaluation.features import device_of, mode
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def fit(
     fitting: Fitting,
     seed: int,
     name: str,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
     after_epoch: Callable[[], None] | None = None,
 ) -> None:
     """Trains in place and leaves the modes as they were; `inputs` gives the batch of these images' numbers."""
@@ -54,4 +55,4 @@ def fit(
                 optimizer.step()
             if after_epoch:
                 after_epoch()
-            watch(name, epoch, fitting.epochs)
+            progress(name, epoch, fitting.epochs)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
-from fedssl.evaluation.features import Watch, unwatched
 from fedssl.evaluation.fitting import Fitting
 
 PAPER = Fitting(epochs=200, batch_size=512, lr=3e-3)
@@ -19,12 +19,12 @@ def linear_probe_predictions(
     num_classes: int,
     fitting: Fitting = PAPER,
     seed: int = 0,
-    watch: Watch = unwatched,
+    progress: Progress = silent,
 ) -> Tensor:
     """The classes that a linear layer names for the test features after the last epoch, not the best one seen."""
     with global_stream(seed, NAME, "init"):
         classifier = nn.Linear(train_features.shape[1], num_classes)
-    fit_linear(classifier, train_features, train_labels, fitting, seed, watch)
+    fit_linear(classifier, train_features, train_labels, fitting, seed, progress)
     with torch.no_grad():
         predictions: Tensor = classifier(test_features).argmax(dim=1)
     return predictions
@@ -32,7 +32,7 @@ def linear_probe_predictions(
 
 @torch.no_grad()
 def fit_linear(
-    classifier: nn.Linear, features: Tensor, labels: Tensor, fitting: Fitting, seed: int, watch: Watch = unwatched
+    classifier: nn.Linear, features: Tensor, labels: Tensor, fitting: Fitting, seed: int, progress: Progress = silent
 ) -> None:
     """Cross-entropy and Adam in place; the gradient is written out, for autograd is slow on so small a model."""
     weight, bias = classifier.weight, classifier.bias
@@ -48,4 +48,4 @@ def fit_linear(
             error /= count  # the gradient of the mean loss by the logits
             weight.grad, bias.grad = error @ x, error.sum(dim=1)
             optimizer.step()
-        watch(NAME, epoch, fitting.epochs)
+        progress(NAME, epoch, fitting.epochs)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedssl.core.progress import Progress, silent
 from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
-from fedssl.evaluation.features import BatchNorm, Watch, compute_features, unwatched, with_reestimated_batchnorm
+from fedssl.evaluation.features import BatchNorm, compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.protocols import KNN, Linear, Protocol
 from fedssl.evaluation.score import SUFFIXES
 from fedssl.methods.collapse import feature_std
@@ -48,19 +49,19 @@ class Monitor:
     linear: Linear | None = None  # a linear probe for `full`, if any
     seed: int = 0
 
-    def quick(self, encoder: Encoder, *, reestimate: bool = False, watch: Watch = unwatched) -> Measured:
+    def quick(self, encoder: Encoder, *, reestimate: bool = False, progress: Progress = silent) -> Measured:
         """The kNN accuracy and feature spread of one encoder."""
-        return self._look(encoder, "reestimated" if reestimate else "running", None, "", watch)
+        return self._look(encoder, "reestimated" if reestimate else "running", None, "", progress)
 
-    def full(self, encoder: Encoder, watch: Watch = unwatched) -> Measured:
+    def full(self, encoder: Encoder, progress: Progress = silent) -> Measured:
         """Both BatchNorm modes (as they came, and re-estimated on these images), with a linear probe if asked."""
-        found = [self._look(encoder, mode, self.linear, suffix, watch) for suffix, mode in SUFFIXES.items()]
+        found = [self._look(encoder, mode, self.linear, suffix, progress) for suffix, mode in SUFFIXES.items()]
         return Measured(found[0].values | found[1].values, found[0].correct | found[1].correct)
 
     def _look(
-        self, encoder: Encoder, batchnorm: BatchNorm, linear: Linear | None, suffix: str, watch: Watch
+        self, encoder: Encoder, batchnorm: BatchNorm, linear: Linear | None, suffix: str, progress: Progress
     ) -> Measured:
-        bench = Bench(encoder, self.data, batchnorm, watch=watch)
+        bench = Bench(encoder, self.data, batchnorm, progress=progress)
         correct = {f"knn{suffix}": self._correct(self.knn, bench)}
         values = {f"knn{suffix}": _share(correct[f"knn{suffix}"]), f"backbone_std{suffix}": self._std(bench)}
         if linear:
@@ -69,7 +70,7 @@ class Monitor:
         return Measured(values, correct)
 
     def _correct(self, protocol: Protocol, bench: Bench) -> Tensor:
-        return (protocol.predict(bench, self.seed, bench.watch).classes == self.data.test_labels).double()
+        return (protocol.predict(bench, self.seed, bench.progress).classes == self.data.test_labels).double()
 
     def _std(self, bench: Bench) -> float:
         return feature_std(bench.features(self.knn.features)[1])
@@ -88,25 +89,25 @@ class SpreadMonitor:
         count = len(self.pixels)
         return self.pixels.index_select(0, torch.linspace(0, count - 1, min(count, self.most)).round().long())
 
-    def quick(self, encoder: Encoder, *, reestimate: bool = False, watch: Watch = unwatched) -> Measured:
+    def quick(self, encoder: Encoder, *, reestimate: bool = False, progress: Progress = silent) -> Measured:
         """The feature spread of one encoder."""
         module = encoder.backbone if self.features == "backbone" else encoder
         if reestimate:
-            module = with_reestimated_batchnorm(module, self.looked_at, watch=watch)
-        return Measured({"backbone_std": feature_std(compute_features(module, self.looked_at, watch=watch))})
+            module = with_reestimated_batchnorm(module, self.looked_at, progress=progress)
+        return Measured({"backbone_std": feature_std(compute_features(module, self.looked_at, progress=progress))})
 
-    def full(self, encoder: Encoder, watch: Watch = unwatched) -> Measured:
+    def full(self, encoder: Encoder, progress: Progress = silent) -> Measured:
         """Both BatchNorm modes, as they came and re-estimated on these images."""
-        again = self.quick(encoder, reestimate=True, watch=watch).values["backbone_std"]
-        return Measured({**self.quick(encoder, watch=watch).values, "backbone_std_reestimated": again})
+        again = self.quick(encoder, reestimate=True, progress=progress).values["backbone_std"]
+        return Measured({**self.quick(encoder, progress=progress).values, "backbone_std_reestimated": again})
 
 
 @dataclass(frozen=True)
 class NoMonitor:
     """For a server that holds no image at all: the clients' own numbers are all there is."""
 
-    def quick(self, encoder: Encoder, *, reestimate: bool = False, watch: Watch = unwatched) -> Measured:  # noqa: ARG002
+    def quick(self, encoder: Encoder, *, reestimate: bool = False, progress: Progress = silent) -> Measured:  # noqa: ARG002
         return Measured({})
 
-    def full(self, encoder: Encoder, watch: Watch = unwatched) -> Measured:  # noqa: ARG002
+    def full(self, encoder: Encoder, progress: Progress = silent) -> Measured:  # noqa: ARG002
         return Measured({})

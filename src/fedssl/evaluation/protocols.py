@@ -5,15 +5,15 @@ authors' code differ there are two variants of it.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Progress, silent
 from fedssl.data.partition import IntArray
 from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
-from fedssl.evaluation.features import Watch, unwatched
 from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
@@ -37,8 +37,16 @@ class Protocol(ABC):
     draws: ClassVar[bool] = True  # does anything depend on the seed?
     frozen: ClassVar[bool] = True  # does it look at fixed features only?
 
+    def adapted(self, **settings: Any) -> Self:
+        """With those of these settings that it has; None leaves one as it is."""
+        own = {name: value for name, value in settings.items() if value is not None and hasattr(self, name)}
+        return replace(self, **own)
+
+    def check(self, data: LabelledData) -> None:  # noqa: B027 - most take any
+        """Refuses data that it cannot be used with, before anything is computed."""
+
     @abstractmethod
-    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions: ...
+    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,7 @@ class KNN(Protocol):
     features: FeatureKind = "backbone"
     draws: ClassVar[bool] = False
 
-    def predict(self, bench: Bench, seed: int = 0, watch: Watch = unwatched) -> Predictions:  # noqa: ARG002
+    def predict(self, bench: Bench, seed: int = 0, progress: Progress = silent) -> Predictions:  # noqa: ARG002
         train, test = bench.features(self.features)
         data = bench.data
         votes = {"k": self.k, "temperature": self.temperature, "num_classes": data.num_classes}
@@ -66,11 +74,16 @@ class Linear(Protocol):
     lr: float = 3e-3
     shuffle: bool = True
 
-    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions:
+    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions:
         train, test = bench.features("backbone")
         data = bench.data
         fitting = Fitting(self.epochs, self.batch_size, self.lr, self.shuffle)
-        options: dict[str, Any] = {"num_classes": data.num_classes, "fitting": fitting, "seed": seed, "watch": watch}
+        options: dict[str, Any] = {
+            "num_classes": data.num_classes,
+            "fitting": fitting,
+            "seed": seed,
+            "progress": progress,
+        }
         return Predictions(linear_probe_predictions(train, data.train_labels, test, **options))
 
 
@@ -86,7 +99,7 @@ class SemiSupervised(Protocol):
     trained: Literal["whole model", "head"] = "whole model"  # of the head, the epoch that is best on the test images
     frozen: ClassVar[bool] = False
 
-    def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions:
+    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions:
         chosen = self.labelled(bench.data)
         fitting = Fitting(self.epochs, self.batch_size, self.lr)
         data, facts = bench.data, {"labelled_images": len(chosen)}
@@ -94,11 +107,14 @@ class SemiSupervised(Protocol):
             train, test = bench.features("backbone")
             head = new_head(train.shape[1], self.hidden, data.num_classes, seed)
             few = train[chosen], data.train_labels[chosen]
-            classes, epoch = best_head_predictions(head, *few, test, data.test_labels, fitting, seed, watch)
+            classes, epoch = best_head_predictions(head, *few, test, data.test_labels, fitting, seed, progress)
             return Predictions(classes, facts | {"epoch": epoch})
         head = new_head(bench.feature_size, self.hidden, data.num_classes, seed)
-        model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, watch, chosen)
+        model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, progress, chosen)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
+
+    def check(self, data: LabelledData) -> None:
+        self.labelled(data)
 
     def labelled(self, data: LabelledData) -> IntArray:
         """The numbers of the training images to learn from; refuses too few, and images that are not unseen."""

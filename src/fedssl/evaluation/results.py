@@ -80,3 +80,13 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     """The old entries that no new one replaces, then the new ones."""
     replaced = {tuple(entry[name] for name in KEY) for entry in new}
     return [entry for entry in old if tuple(entry.get(name) for name in KEY) not in replaced] + new
+
+
+def describe(result: Result) -> str:
+    low, high = result.score.interval
+    seed = "" if result.seed is None else f", seed {result.seed}"
+    scope = "" if result.test_images == "all" else f", {result.test_images}"
+    return (
+        f"{result.encoder}: {result.protocol} ({result.variant}), BatchNorm {result.batchnorm}{scope}{seed}: "
+        f"{100 * result.score.accuracy:.2f} % of {result.score.n} test images ({100 * low:.1f}–{100 * high:.1f})"
+    )

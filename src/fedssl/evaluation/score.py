@@ -41,6 +41,11 @@ def wilson_interval(correct: int, n: int, z: float = Z_95) -> tuple[float, float
     return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
 
 
+def confusion_matrix(labels: "Tensor", predictions: "Tensor", classes: int) -> "Tensor":
+    """Counts by true class (rows) and named class (columns)."""
+    return (labels * classes + predictions).bincount(minlength=classes**2).reshape(classes, classes)
+
+
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean and the standard deviation of a sample; one value has no spread."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,7 +1,6 @@
 """Where the clients of a run are: what is built on this machine, who carries the tasks, whose states lie here."""
 
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from fedssl.core.extras import need
-from fedssl.core.progress import Progress
+from fedssl.core.progress import Progress, Say
 from fedssl.data.dataset import fingerprint
 from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
@@ -89,9 +88,7 @@ def for_workers(config: Config, folder: Path) -> ClientSide:
     return partial(_in_worker, config.as_raw(), config.allow_code, folder)
 
 
-def simulated(
-    config: Config, clients: int, folder: Path, states: Path, waiting: Callable[[str], None]
-) -> AbstractContextManager[Engine]:
+def simulated(config: Config, clients: int, folder: Path, states: Path, waiting: Say) -> AbstractContextManager[Engine]:
     """An engine whose clients are actors of Flower's simulation; their states lie in `states`."""
     from fedssl.federation.engines.flower.simulation import Resources, Simulation
 

@@ -78,7 +78,7 @@ class Experiment:
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         with shown:
-            parts = self.surroundings.build(config, shown.preparing)
+            parts = self.surroundings.build(config, shown.progress)
             run_folder = RunFolder.create(path)
             with run_folder.locked():
                 choice = self.surroundings.choose(config, parts, run_folder, steps_after(0, config, parts))

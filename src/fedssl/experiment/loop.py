@@ -265,8 +265,8 @@ class Running:
         weights.load_into(self.encoder)
         foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
-            return self.parts.monitor.full(self.encoder, self.view.evaluating)
-        return self.parts.monitor.quick(self.encoder, reestimate=foreign, watch=self.view.evaluating)
+            return self.parts.monitor.full(self.encoder, self.view.progress)
+        return self.parts.monitor.quick(self.encoder, reestimate=foreign, progress=self.view.progress)
 
     def _encoder_weights(self, state: ServerState) -> Weights:
         """W_g, completed by the initial values of what clients keep to themselves."""

@@ -8,6 +8,7 @@ from typing import Any
 from fedssl.core.checksums import problem_of, problems_in
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import move_aside
+from fedssl.core.progress import Say
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.config.schema import Config, Raw
@@ -152,7 +153,7 @@ def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
     return said
 
 
-def finished(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any] | None:
+def finished(folder: Path, rounds: int, say: Say) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; it has, when what it wrote is damaged or gone."""
     if not (folder / SUMMARY).exists():
         return None

@@ -16,6 +16,7 @@ from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.losses import alignment, nt_xent
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
+from fedssl.networks.inputs import as_input
 
 UNIT = 1e-3  # how far from 1 the length of a normalised vector may be
 AT_ONCE = 256  # public images that the base encoder looks at together
@@ -71,7 +72,7 @@ class FedCA(SiameseMethod):
         if self.public is None or not len(self.aligned):
             return torch.zeros((), device=like.device)
         drawn = torch.randint(len(self.public), (len(like),))  # from the generator that a client's round seeds
-        images = as_floats(self.public.index_select(0, drawn).to(like.device))
+        images = as_input(self.public.index_select(0, drawn), like.device)
         return alignment(self.online_encoder(images), self.aligned.index_select(0, drawn.to(self.aligned.device)))
 
     @torch.no_grad()
@@ -113,10 +114,5 @@ class FedCA(SiameseMethod):
         assert self.public is not None
         device = next(self.parameters()).device
         self.eval()
-        parts = [self.online_encoder(as_floats(images.to(device))) for images in torch.split(self.public, AT_ONCE)]
+        parts = [self.online_encoder(as_input(images, device)) for images in torch.split(self.public, AT_ONCE)]
         return {"aligned": F.normalize(torch.cat(parts).float(), dim=1).cpu()}
-
-
-def as_floats(pixels: Tensor) -> Tensor:
-    """As views are, but not augmented."""
-    return pixels.to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)

@@ -20,7 +20,7 @@ from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.engine_choice import seconds_per_step
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import View
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.paper.plan import PlannedRun
 
@@ -138,15 +138,15 @@ class Forecast:
         self.epochs = evaluation_epochs
         self._speeds: dict[str, Speed] = {}
 
-    def measure(self, runs: Iterable[PlannedRun], view: EvaluationView) -> None:
+    def measure(self, runs: Iterable[PlannedRun], view: View) -> None:
         """Every distinct network of the runs, which takes seconds to minutes each."""
         configs = {_kind(run.config): run.config for run in runs}
         with view:
-            view.start(len(configs), "measuring")
+            view.begin("measuring", len(configs))
             for config in configs.values():
-                view.watch(f"{config.method.name} with {config.network.name}", 0, 1)
+                view.progress(f"{config.method.name} with {config.network.name}", 0, 1)
                 self.speed(config)
-                view.finished_piece()
+                view.advance()
 
     def speed(self, config: Config) -> Speed:
         """Measured with as many threads as the run has."""

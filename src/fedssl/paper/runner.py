@@ -1,33 +1,24 @@
 """Carrying out a plan: every run and its evaluation in processes of their own, several at a time, stoppable."""
 
+import math
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from fedssl.core.files import storing, write_atomically
-from fedssl.experiment.progress.stopping import forget_terminal, stop_signals
+from fedssl.experiment.progress.stopping import StopRequest
+from fedssl.experiment.progress.views import View
 from fedssl.paper.plan import Plan, PlannedRun, key_of_folder
 
 LOG = "run.log"
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0  # a run finishes the batch in hand and saves
-
-
-class Watcher(Protocol):
-    """Sees how far it is; never decides anything."""
-
-    def started(self, run: PlannedRun) -> None: ...
-    def ended(self, run: PlannedRun, error: str | None) -> None: ...
-    def progress(self, done: float) -> None:
-        """The share of the work, from 0 to 1."""
 
 
 @dataclass
@@ -38,56 +29,50 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)  # name -> the last line of its log
     stopped: int | None = None  # the signal that asked for it
 
+    @property
+    def ended(self) -> int:
+        return len(self.finished) + len(self.failed)
 
-def carry_out(plan: Plan, jobs: int, watcher: Watcher, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
+
+def carry_out(plan: Plan, jobs: int, view: View, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
     """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
     waiting, outcome, stop = plan.unfinished(), Outcome(), threading.Event()
     active: dict[Future[str | None], tuple[PlannedRun, int]] = {}  # and its slot, which says its GPU
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
-    total, done = sum(costs.values()), 0.0
-    with _stop_signals() as stopped, ThreadPoolExecutor(jobs) as pool:
+    total, done, shown = sum(costs.values()), 0.0, 0.0
+    view.begin("runs", total)
+    with StopRequest(held_back=math.inf) as request, ThreadPoolExecutor(jobs) as pool:  # children are told, not torn
         try:
-            while (waiting and not stopped) or active:
-                while waiting and len(active) < jobs and not stopped:
+            while (waiting and not request.signal) or active:
+                while waiting and len(active) < jobs and not request.signal:
                     run, slot = waiting.pop(0), min(set(range(jobs)) - {slot for _, slot in active.values()})
                     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else {})
                     _write_settings(run)
                     active[pool.submit(_make, run, plan.scale.evaluation_epochs, environment, stop)] = run, slot
-                    watcher.started(run)
-                if stopped:
+                    view.say(f"begins: {run.name}")
+                if request.signal:
                     stop.set()
                 for future in wait(active, POLL_SECONDS, FIRST_COMPLETED).done:
                     run, _ = active.pop(future)
                     done += costs[run.key]
-                    error = future.result()
-                    if error is None:
-                        outcome.finished.append(run.name)
-                        watcher.ended(run, None)
-                    elif not stopped:  # a run that was told to stop has not failed
-                        outcome.failed[run.name] = error
-                        watcher.ended(run, error)
-                watcher.progress((done + sum(costs[run.key] * _share(run) for run, _ in active.values())) / total)
+                    _note(run, future.result(), outcome, view, len(costs), stopped=request.signal is not None)
+                reached = done + sum(costs[run.key] * _share(run) for run, _ in active.values())
+                view.advance(reached - shown, f"{outcome.ended} of {len(costs)} runs, {len(active)} at work")
+                shown = reached
         finally:  # an error of ours, such as a full disk, leaves no run behind
             stop.set()
-    outcome.stopped = stopped[0] if stopped else None
+    outcome.stopped = request.signal
     return outcome
 
 
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP inside become an entry of the list: children are told, nothing is torn."""
-    seen: list[int] = []
-
-    def received(number: int, _: object) -> None:
-        forget_terminal(number)
-        seen.append(number)
-
-    before = {number: signal.signal(number, received) for number in stop_signals()}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _note(run: PlannedRun, error: str | None, outcome: Outcome, view: View, runs: int, *, stopped: bool) -> None:
+    """A run that was told to stop has not failed."""
+    if error is None:
+        outcome.finished.append(run.name)
+        view.say(f"{outcome.ended}/{runs} finished: {run.name}")
+    elif not stopped:
+        outcome.failed[run.name] = error
+        view.say(f"{outcome.ended}/{runs} failed: {run.name}: {error} ({run.folder / LOG})")
 
 
 def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:

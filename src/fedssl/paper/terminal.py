@@ -1,14 +1,9 @@
-"""Experiments of the paper in a terminal: lists, plans, results, and how far the runs are."""
+"""Experiments of the paper in a terminal: lists, plans and results."""
 
-import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +13,6 @@ from fedssl.paper.comparison import Comparison
 from fedssl.paper.forecast import Forecast
 from fedssl.paper.page import scale_tables
 from fedssl.paper.plan import Plan, PlannedRun
-from fedssl.paper.runner import LOG
 from fedssl.paper.scales import Scale, load_scales
 from fedssl.reports.compare import duration
 from fedssl.reports.page import TablePart
@@ -107,70 +101,3 @@ def _print_left_out(plan: Plan, console: Console) -> None:
         by_reason.setdefault(reason, []).append(cell.title)
     for reason, cells in by_reason.items():
         console.print(Text(f"left out: {reason} ({len(cells)} cells, first: {cells[0]})"), soft_wrap=True)
-
-
-class LiveWatcher:
-    """A bar over all runs with the time left, on a terminal; how many are at work is said."""
-
-    def __init__(self, runs: int) -> None:
-        self.runs, self.ended_runs, self.at_work = runs, 0, 0
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-        self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), speed_estimate_period=3600)
-        self.task = self.bar.add_task("runs", total=1.0)
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def started(self, run: PlannedRun) -> None:  # noqa: ARG002
-        self.at_work += 1
-        self._describe()
-
-    def ended(self, run: PlannedRun, error: str | None) -> None:
-        self.ended_runs += 1
-        self.at_work -= 1
-        if error:
-            self.bar.console.print(Text(f"failed: {run.name}: {error} ({run.folder / LOG})", style="red"))
-        self._describe()
-
-    def progress(self, done: float) -> None:
-        self.bar.update(self.task, completed=done)
-
-    def _describe(self) -> None:
-        self.bar.update(self.task, description=f"{self.ended_runs} of {self.runs} runs, {self.at_work} at work")
-
-
-class PlainWatcher:
-    """A line when a run begins or ends, with the time left; for logs and pipes."""
-
-    def __init__(self, runs: int) -> None:
-        self.runs, self.ended_runs = runs, 0
-        self.began, self.done = time.monotonic(), 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        pass
-
-    def started(self, run: PlannedRun) -> None:
-        print(f"begins: {run.name}", flush=True)
-
-    def ended(self, run: PlannedRun, error: str | None) -> None:
-        self.ended_runs += 1
-        how = f"failed: {run.name}: {error} ({run.folder / LOG})" if error else f"finished: {run.name}"
-        passed = time.monotonic() - self.began
-        left = f", about {duration(passed / self.done - passed)} left" if 0 < self.done < 1 else ""
-        print(f"{self.ended_runs}/{self.runs} {how}{left}", flush=True)
-
-    def progress(self, done: float) -> None:
-        self.done = done
-
-
-def make_watcher(runs: int) -> AbstractContextManager[LiveWatcher | PlainWatcher]:
-    return LiveWatcher(runs) if Console().is_terminal else PlainWatcher(runs)

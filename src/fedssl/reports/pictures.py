@@ -8,12 +8,12 @@ import numpy as np
 
 from fedssl.core.files import replacing
 from fedssl.reports.client_views import ClientViews
+from fedssl.reports.plots import matrix_figure
 from fedssl.reports.svg import plain, without_glyph_warnings
 
 Array = np.ndarray[Any, np.dtype[Any]]
-INK, MUTED, ACCENT, PAPER = "#1c2430", "#5b6675", "#2a78c8", "#ffffff"
+INK, MUTED, PAPER = "#1c2430", "#5b6675", "#ffffff"
 DOTS = 160  # an inch
-MOST_WRITTEN = 400  # cells with their number written in
 
 
 def holdings_picture(path: Path, counts: Array, clients: Sequence[str], classes: Sequence[str]) -> None:
@@ -28,31 +28,10 @@ def confusion_picture(path: Path, counts: Array, classes: Sequence[str], right: 
 
 
 def _heat_map(path: Path, counts: Array, row_names: Sequence[str], column_names: Sequence[str], title: str) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-
     rows, columns = counts.shape
     longest = max(map(len, map(plain, row_names)))
     size = (min(1.4 + 0.085 * longest + 0.62 * columns, 16), min(1.5 + 0.34 * rows, 20))
-    figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
-    axes = figure.add_subplot()
-    colours = LinearSegmentedColormap.from_list("", ["#f1f6fc", ACCENT, "#123a66"])
-    axes.imshow(counts, cmap=colours, vmin=0, aspect="auto", interpolation="none")
-    _ticks(axes.yaxis, row_names, 40)
-    _ticks(axes.xaxis, column_names, 40)
-    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
-    axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color=PAPER, linewidth=1.2 if counts.size <= 10 * MOST_WRITTEN else 0)
-    axes.tick_params(which="minor", length=0)
-    if columns > 1 and max(map(len, map(plain, column_names))) > 5:
-        for label in axes.get_xticklabels():
-            label.set(rotation=40, ha="right", rotation_mode="anchor")
-    if counts.size <= MOST_WRITTEN:
-        for row, column in np.ndindex(rows, columns):
-            colour = PAPER if counts[row, column] > 0.45 * counts.max() else INK
-            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=8, color=colour)
+    figure, _ = matrix_figure(counts, row_names, column_names, size, colours=(INK, MUTED, PAPER))
     figure.suptitle(title, x=0.02, ha="left", fontsize=11, color=INK)
     _save(figure, path)
 
@@ -86,11 +65,6 @@ def views_picture(path: Path, shown: Sequence[ClientViews], titles: Sequence[str
 
 def _displayable(pixels: Array) -> Array:
     return pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-
-
-def _ticks(axis: Any, names: Sequence[str], most: int) -> None:
-    places = range(0, len(names), -(-len(names) // most))
-    axis.set_ticks(list(places), [plain(names[place]) for place in places])
 
 
 def _wrapped(title: str) -> str:

@@ -23,7 +23,7 @@ from fedssl.reports.svg import (
 Array = np.ndarray[Any, np.dtype[Any]]
 MARKERS = "osD^vPX*"
 MAX_LINES = SERIES  # more curves than colours become their median and spread
-MAX_WRITTEN = 12  # cells of a heat map have their number written in up to this many columns
+ROOM = (0.43, 0.21)  # inches: cells of a heat map that are so large have their number written in
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,27 @@ def heat_map(
     digits: int = 0,
 ) -> Drawing:
     """A matrix in one hue, as strong as the value is above `floor`; numbers are written in when there is room."""
+    size = (5.2, min(max(1.1 + 0.36 * len(values), 1.9), 5.2))
+    figure, axes = matrix_figure(values, rows, columns, size, floor=floor, digits=digits)
+    axes.set_ylabel(labels[0], fontsize=9, color=MUTED)
+    axes.set_xlabel(labels[1], fontsize=9, color=MUTED)
+    return Drawing(to_svg(figure, name, alt))
+
+
+def matrix_figure(
+    values: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    size: tuple[float, float],
+    *,
+    floor: float = 0.0,
+    digits: int = 0,
+    colours: tuple[str, str, str] = (INK, MUTED, ON_ACCENT),
+) -> tuple[Any, Any]:
+    """The heat map itself, before it becomes a file or part of a page; `colours`: of numbers, names, strong cells."""
+    ink, muted, on_accent = colours
     height, width = values.shape
-    written = width <= MAX_WRITTEN and height <= 2 * MAX_WRITTEN
-    figure, axes = new_figure(5.2, min(max(1.1 + 0.36 * height, 1.9), 5.2))
+    figure, axes = new_figure(*size)
     axes.grid(visible=False)
     strength = (values - floor).clip(min=0) / max(float(values.max()) - floor, 1e-12)
     pixels = np.empty((height, width, 4))
@@ -193,25 +211,23 @@ def heat_map(
     axes.imshow(pixels, aspect="auto", interpolation="none")
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(length=0)
-    _name_ticks(axes, "y", rows)
-    _name_ticks(axes, "x", columns)
-    axes.set_ylabel(labels[0], fontsize=9, color=MUTED)
-    axes.set_xlabel(labels[1], fontsize=9, color=MUTED)
-    if written:
+    _name_ticks(axes, "y", rows, muted)
+    _name_ticks(axes, "x", columns, muted)
+    if size[0] >= width * ROOM[0] and size[1] >= height * ROOM[1]:
         for row, column in np.ndindex(height, width):
-            colour = ON_ACCENT if strength[row, column] > 0.6 else INK
+            colour = on_accent if strength[row, column] > 0.6 else ink
             if values[row, column] >= 0.5:
                 text = f"{values[row, column]:,.{digits}f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
-    return Drawing(to_svg(figure, name, alt))
+    return figure, axes
 
 
-def _name_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
+def _name_ticks(axes: Any, axis: str, names: Sequence[str], colour: str) -> None:
     every = max(1, len(names) // 20)
     places = range(0, len(names), every)
     turned = axis == "x" and max(map(len, names), default=0) > 4
     options: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-    getattr(axes, f"set_{axis}ticks")(list(places), [plain(names[place]) for place in places], color=MUTED, **options)
+    getattr(axes, f"set_{axis}ticks")(list(places), [plain(names[place]) for place in places], color=colour, **options)
 
 
 def point_cloud(name: str, alt: str, points: Array, classes: Array, names: Sequence[str], axis: str) -> Drawing:

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Progress, silent
 from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.dataset import Images
 from fedssl.data.partition import Partition
-from fedssl.evaluation.features import Watch, compute_features, unwatched, with_reestimated_batchnorm
+from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.projection import principal_components, tsne
+from fedssl.evaluation.score import confusion_matrix
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.networks.heads import Encoder
@@ -36,16 +38,16 @@ class RunImages:
     run: FinishedRun
     train: Images
     test: Images | None
-    watch: Watch = unwatched
+    progress: Progress = silent
 
     @classmethod
-    def of(cls, run: FinishedRun, images: int, watch: Watch = unwatched) -> "RunImages":
+    def of(cls, run: FinishedRun, images: int, progress: Progress = silent) -> "RunImages":
         if run.dataset.labelled is None:
             if not len(run.dataset.train):
                 raise FedsslError(ELSEWHERE)
-            return cls(run, _evenly(run.dataset.train, BANK), None, watch)
+            return cls(run, _evenly(run.dataset.train, BANK), None, progress)
         train, test = run.dataset.labelled
-        return cls(run, _evenly(train, BANK), _evenly(test, images), watch)
+        return cls(run, _evenly(train, BANK), _evenly(test, images), progress)
 
     @property
     def num_classes(self) -> int | None:
@@ -112,8 +114,7 @@ class RunImages:
         evaluation, test, count = self.run.config.evaluation, self._test, self.train.num_classes
         votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": count}
         named = knn_predictions(self._train_features, _labels(self.train), self._test_features, **votes)  # type: ignore[arg-type]
-        matrix = torch.zeros(count, count, dtype=torch.int64)
-        matrix.index_put_((_labels(test), named), torch.ones_like(named), accumulate=True)
+        matrix = confusion_matrix(_labels(test), named, count)
         about = f"{self._whose}, k = {evaluation.k}, {len(test):,} test and {len(self.train):,} training images"
         return image_figures.confusion(prefix, matrix.numpy(), _class_names(self.train), about)
 
@@ -173,7 +174,7 @@ class RunImages:
         return self._features(self._trained[0], self._test.pixels, "test images")
 
     def _features(self, encoder: nn.Module, pixels: Tensor, what: str) -> Tensor:
-        return compute_features(encoder, pixels, watch=self.watch, text=f"features of {what}")
+        return compute_features(encoder, pixels, progress=self.progress, text=f"features of {what}")
 
     @cached_property
     def _mapped(self) -> dict[str, Tensor]:

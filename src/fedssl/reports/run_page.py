@@ -8,9 +8,10 @@ from typing import Any
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
+from fedssl.core.progress import Say, unheard
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.networks.backbones import AllowCode
@@ -20,7 +21,6 @@ from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evalua
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_images import RunImages
 
-Say = Callable[[str], None]
 LeftOut = list[tuple[str, str]]
 # Figures that need a run's images, by the method of RunImages that makes each.
 DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
@@ -37,8 +37,8 @@ def write_report(
     out: str | Path,
     *,
     images: int = 10_000,
-    say: Say | None = None,
-    view: EvaluationView | None = None,
+    say: Say = unheard,
+    view: View | None = None,
     allow_code: AllowCode = (),
 ) -> list[str]:
     """Writes the report of these runs to `out`; returns a line for each figure that had to be left out, and why.
@@ -49,7 +49,7 @@ def write_report(
     >>> write_report(["runs/x"], "report.html", images=50)
     []
     """
-    shown = view or EvaluationView()
+    shown = view or QuietView()
     records = [RunRecord.read(path) for path in runs]
     out = Path(out)
     if not out.parent.is_dir():
@@ -58,9 +58,9 @@ def write_report(
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
     opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
     with shown:
-        shown.start(sum(_figures(record) for record in records), "report")
+        shown.begin("report", sum(_figures(record) for record in records))
         pages = [
-            _run_page(record, run, f"run{number}", images, say or _silent, shown)
+            _run_page(record, run, f"run{number}", images, say, shown)
             for number, (record, run) in enumerate(zip(records, opened, strict=True), 1)
         ]
     html = render(Page(pages, __version__, _comparison(records) if len(records) > 1 else None))
@@ -71,10 +71,6 @@ def write_report(
     ]
 
 
-def _silent(text: str) -> None:
-    """Progress that nobody watches."""
-
-
 def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:
     return run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
 
@@ -83,9 +79,7 @@ def _figures(record: RunRecord) -> int:
     return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
 
 
-def _run_page(
-    record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: EvaluationView
-) -> RunPage:
+def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: View) -> RunPage:
     left_out: LeftOut = []
     looked = _RunLooks(record.name, run, prefix, images, left_out, say, view)
 
@@ -128,7 +122,7 @@ class _RunLooks:
         images: int,
         left_out: LeftOut,
         say: Say,
-        view: EvaluationView,
+        view: View,
     ) -> None:
         self.prefix, self.left_out, self.view = prefix, left_out, view
         self.num_classes: int | None = None
@@ -138,7 +132,7 @@ class _RunLooks:
             return
         say(f"{name}: looking at images and features")
         try:
-            self.looks = RunImages.of(run, images, view.watch)
+            self.looks = RunImages.of(run, images, view.progress)
             self.num_classes = self.looks.num_classes
         except FedsslError as error:
             self.reason = str(error)
@@ -155,16 +149,16 @@ class _RunLooks:
 
 
 def _collect(
-    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: EvaluationView
+    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: View
 ) -> tuple[Figure, ...]:
     figures = []
     for title, make in makers:
-        view.watch(title, 0, 1)
+        view.progress(title, 0, 1)
         try:
             figures.append(make(prefix))
         except FedsslError as error:
             left_out.append((title, str(error)))
-        view.finished_piece()
+        view.advance()
     return tuple(figures)
 
 

@@ -1,6 +1,8 @@
 """Runs as tables in a terminal; in a pipe every line stays whole."""
 
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -8,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedssl.core.stopwatch import PARTS, UNKNOWN
+from fedssl.evaluation.results import Result
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, interval, verdict
 from fedssl.reports.compare import Row, parted, results, settings
@@ -107,3 +110,54 @@ def _print_profile(seconds: dict[str, float]) -> None:
     for name, text in {**PARTS, UNKNOWN: "anything else", "wall": "in all"}.items():
         table.add_row(text, f"{seconds[name]:.1f}", f"{100 * seconds[name] / seconds['wall']:.1f} %")
     Console().print(table)
+
+
+def headline_table(entries: list[dict[str, Any]]) -> Table:
+    """What a person wants to know: accuracy with its interval or spread, for each encoder and protocol."""
+    data, variant = entries[0]["data"], entries[0]["variant"]
+    images = next((entry["n"] for entry in entries if entry["test_images"] == "all"), 0)
+    seeds = max(entry["seeds"] for entry in entries)
+    about = f"{variant} protocols" + (f", {seeds} seeds" if seeds > 1 else "")
+    table = Table(title=f"Accuracy on {images:,} test images of {data} ({about})", title_justify="left")
+    for column in ("encoder", "protocol", "BatchNorm"):
+        table.add_column(column, no_wrap=True)
+    for column in ("accuracy, %", "95 %, ± over"):
+        table.add_column(column, justify="right", no_wrap=True)
+    encoders = list(dict.fromkeys(_encoder(entry) for entry in entries))
+    for entry in sorted(entries, key=lambda entry: (encoders.index(_encoder(entry)), entry["protocol"])):
+        spread = "" if entry["sd"] is None else f" ± {100 * entry['sd']:.2f}"
+        accuracy = f"{100 * entry['accuracy']:.2f}{spread}"
+        table.add_row(_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, _basis(entry))
+    return table
+
+
+def _encoder(entry: dict[str, Any]) -> str:
+    return str(entry["encoder"]) + ("" if entry["test_images"] == "all" else ", own classes")
+
+
+def _basis(entry: dict[str, Any]) -> str:
+    """What the number rests on: an interval over images, or a spread over clients or seeds."""
+    if entry["interval_95"] is not None:
+        low, high = entry["interval_95"]
+        return f"{100 * low:.1f}–{100 * high:.1f}"
+    return f"{entry['clients']} clients" if entry["clients"] else f"{entry['seeds']} seeds"
+
+
+def clients_tables(results: list[Result]) -> list[Table]:
+    """For each protocol and BatchNorm mode: every client's encoder beside the global one, on all and on its classes."""
+    accuracies: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for r in results:
+        table = accuracies.setdefault((r.protocol, r.batchnorm), {})
+        table.setdefault((r.encoder, r.test_images), []).append(100 * r.score.accuracy)
+    return [_clients_table(f"{p}, BatchNorm {b}", cells) for (p, b), cells in accuracies.items() if len(cells) > 1]
+
+
+def _clients_table(title: str, cells: dict[tuple[str, str], list[float]]) -> Table:
+    table = Table(title=f"Client by client: {title}, accuracy in %", title_justify="left")
+    for column in ("", "all, global", "all, own", "own classes, global", "own classes, own"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for client in dict.fromkeys(encoder for encoder, _ in cells if encoder.startswith("client ")):
+        own = f"classes of {client}"
+        keys = (("global", "all"), (client, "all"), ("global", own), (client, own))
+        table.add_row(client, *(f"{statistics.fmean(cells[key]):.2f}" if key in cells else "" for key in keys))
+    return table

@@ -216,10 +216,10 @@ def test_lines_and_headline(run):
 
 
 def test_results_before_an_interruption_are_kept(run):
-    from fedssl.experiment.progress.evaluation_view import EvaluationView
+    from fedssl.experiment.progress.views import QuietView
 
-    class Impatient(EvaluationView):
-        def finished_piece(self):
+    class Impatient(QuietView):
+        def advance(self, by=1, text=""):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

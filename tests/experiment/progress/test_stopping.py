@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 
@@ -11,8 +12,17 @@ class Recorder(QuietView):
     def __init__(self):
         self.seen = []
 
-    def preparing(self, text, done, total):
-        self.seen.append(f"{text} {done}")
+    def progress(self, text, done, total):
+        self.seen.append(f"{text} {done}/{total}")
+
+    def waiting(self, text):
+        self.seen.append(text)
+
+    def begin(self, text, pieces):
+        self.seen.append(f"{pieces} pieces of {text}")
+
+    def advance(self, by=1, text=""):
+        self.seen.append(f"{by} more")
 
     def start(self, title, rounds, steps, done):
         self.seen.append(title)
@@ -22,9 +32,6 @@ class Recorder(QuietView):
 
     def round_finished(self, record):
         self.seen.append(record)
-
-    def evaluating(self, text, done, total):
-        self.seen.append(f"{text} {done}/{total}")
 
     def say(self, text):
         self.seen.append(text)
@@ -46,22 +53,39 @@ def test_the_first_signal_waits_for_a_safe_point_and_the_second_does_not(sent, c
 def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
     inner, request = Recorder(), StopRequest()
     with StoppableView(inner, request) as view:
-        view.preparing("images", 1, 2)
+        view.progress("images", 1, 2)
+        view.waiting("for one")
+        view.begin("report", 3)
+        view.advance()
         view.start("a", 1, 2, 0)
         view.step(0, 1, 2, 8)
         view.round_finished({"round": 1})
-        view.evaluating("features", 1, 2)
         view.say("b")
         request.signal = signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
-            view.preparing("images", 2, 2)
+            view.progress("images", 2, 2)
         with pytest.raises(KeyboardInterrupt):
             view.step(0, 2, 2, 16)
         with pytest.raises(KeyboardInterrupt):
-            view.evaluating("features", 2, 2)
+            view.waiting("for two")
+        with pytest.raises(KeyboardInterrupt):
+            view.advance(2)
         with pytest.raises(KeyboardInterrupt):
             view.round_finished({"round": 2})
     assert inner.seen == [
-        *("images 1", "a", 1, {"round": 1}, "features 1/2", "b"),
-        *("images 2", 2, "features 2/2", {"round": 2}),
+        *("images 1/2", "for one", "3 pieces of report", "1 more", "a", 1, {"round": 1}, "b"),
+        *("images 2/2", 2, "for two", "2 more", {"round": 2}),
     ]
+
+
+def test_the_first_signal_stops_at_once_where_none_is_held_back():
+    with StopRequest(held_back=0) as request, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert request.exit_code == 143
+
+
+def test_no_signal_stops_anything_where_all_are_held_back():
+    with StopRequest(held_back=math.inf) as request:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert request.signal == signal.SIGTERM, "the first one asked"

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from fedssl.core.settings import client_title
+from fedssl.experiment.progress import views
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.progress.views import LiveView, PlainView, make_view
 from fedssl.experiment.records import environment
@@ -80,14 +81,16 @@ def test_live_view_shows_round_client_speed_and_time_left():
         view.start("a run", 2, 4, 0)
         view.step(3, 1, 2, 8)
         view.step(3, 2, 2, 16)
-        view.live.refresh()
-        view.evaluating("features", 5, 9)
+        view.bars.refresh()
+        view.progress("features", 5, 9)
+        view.bars.refresh()
         view.round_finished(record(1))
         view.say("warning: something")
     shown = screen.getvalue()
     for text in (
         "a run",
-        "evaluation: features 5/9",
+        "features",
+        "5/9",
         "client 3",
         "step 2/2",
         "images/s",
@@ -99,17 +102,63 @@ def test_live_view_shows_round_client_speed_and_time_left():
         assert text in shown
 
 
-def test_plain_view_says_now_and_then_how_far_the_images_are(capsys, monkeypatch):
-    from fedssl.experiment.progress import views as progress
+@pytest.fixture
+def now(monkeypatch):
+    """The time of a plain view, to be set."""
+    seconds = [0.0]
+    monkeypatch.setattr(views.time, "monotonic", lambda: seconds[0])
+    return seconds
 
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    view = PlainView()
-    for second in range(12):
+
+@pytest.mark.parametrize(("in_bytes", "line"), [(False, "11,000 of 22,000"), (True, "11.0 kB of 22.0 kB")])
+def test_plain_view_says_now_and_then_how_far_the_images_are(capsys, now, in_bytes, line):
+    view = PlainView(in_bytes=in_bytes)
+    for second in range(22):
         now[0] = float(second)
-        view.preparing("decoding images", 1000 * second, 12_000)
-    view.preparing("quick work", 1, None)
-    assert capsys.readouterr().out == "decoding images: 6,000 of 12,000\n"
+        view.progress("decoding images", 1000 * second, 22_000)
+    view.progress("quick work", 1, None)
+    assert capsys.readouterr().out == f"decoding images: {line}, 0:11 left\n"
+
+
+def test_work_of_the_same_name_begins_again_when_less_of_it_is_done(capsys, now):
+    """Training images first, then test images: the time left is that of the second."""
+    view = PlainView()
+    for second, done in ((0, 0), (9, 100), (10, 0), (25, 50)):
+        now[0] = float(second)
+        view.progress("decoding images", done, 100)
+    assert capsys.readouterr().out == "decoding images: 50 of 100, 0:15 left\n"
+
+
+def test_a_size_that_nobody_knows_has_no_time_left(capsys, now):
+    view = PlainView()
+    for second in (0, 11):
+        now[0] = float(second)
+        view.progress("npm pack", second, None)
+    assert capsys.readouterr().out == "npm pack: 11\n"
+
+
+def test_pieces_have_a_line_when_much_time_is_left(capsys, now):
+    view = PlainView()
+    view.begin("evaluation", 4)
+    for seconds in (20, 30, 30):
+        now[0] = float(seconds)
+        view.advance()
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 4 done, about 1:00 left",
+        "2 of 4 done, about 0:30 left",
+    ]
+
+
+def test_a_text_is_said_once_however_often_a_queue_looks(capsys, now):
+    view = PlainView()
+    view.begin("runs", 8.0)
+    for text in ("1 of 3 runs, 1 at work", "1 of 3 runs, 1 at work", "2 of 3 runs, 1 at work"):
+        now[0] += 60
+        view.advance(1.0, text)
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 3 runs, 1 at work, about 7:00 left",
+        "2 of 3 runs, 1 at work, about 5:00 left",
+    ]
 
 
 def test_live_view_has_a_bar_for_the_images():
@@ -117,12 +166,49 @@ def test_live_view_has_a_bar_for_the_images():
     with LiveView(Console(file=screen, force_terminal=True, width=120)) as view:
         for text in ("decoding images", "decoding images"):  # training, then test images
             for done in (0, 5, 10):
-                view.preparing(text, done, 10)
-        assert [(task.completed, task.finished) for task in view.images_bar.tasks] == [(10, True), (10, True)]
-        view.live.refresh()
+                view.progress(text, done, 10)
+        [task] = view.bars.tasks
+        assert (task.completed, task.finished) == (10, True)
+        view.bars.refresh()
         view.start("a run", 1, 1, 0)
     assert "decoding images" in screen.getvalue()
     assert "10/10" in screen.getvalue()
+
+
+def test_live_view_has_a_bar_over_all_pieces_and_says_what_was_found():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with LiveView(console) as view:
+        view.begin("evaluation", 2)
+        view.bars.refresh()
+        view.progress("global: linear-probe, seed 0", 2, 200)
+        view.say("80.00 % of 10 test images")
+        view.advance()
+        view.bars.refresh()
+        assert [task.percentage for task in view.bars.tasks] == [50, 1]
+    text = console.file.getvalue()
+    for words in ("evaluation", "1 of 2 done", "global: linear-probe, seed 0", "2/200", "80.00 % of 10 test images"):
+        assert words in text
+
+
+def test_live_view_shows_bytes_in_a_unit_that_reads_well():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with LiveView(console, in_bytes=True) as view:
+        view.progress("downloading x", 3_000_000, 170_000_000)
+        view.progress("npm pack x", 0, None)
+        assert view.bars.tasks[-1].fields["amount"] == "0 B/?"
+        view.progress("downloading x", 3_000_000, 170_000_000)
+        view.bars.refresh()
+    assert "3.0 MB/170.0 MB" in console.file.getvalue()
+
+
+def test_live_view_shows_who_is_awaited_and_then_goes_on():
+    with LiveView(Console(file=io.StringIO(), force_terminal=True, width=120)) as view:
+        view.start("a run", 2, 4, 0)
+        for text in ("waiting for [b]: 1 s", "waiting for [b]: 2 s"):
+            view.waiting(text)
+            assert view.bars.tasks[-1].description == text
+        view.step(0, 1, 2, 8)
+        assert [task.description for task in view.bars.tasks] == ["round 1/2", "client 0"]
 
 
 def test_views_show_the_spread_where_there_is_no_accuracy(capsys):

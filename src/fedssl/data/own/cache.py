@@ -197,7 +197,7 @@ def _make(work: _Work, settings: str) -> DecodedImages:
         content = {
             "settings": json.loads(settings),
             "shape": shape,
-            "fingerprint": fingerprint(made.images(), partial(work.progress, "reading them back")),
+            "fingerprint": fingerprint(made.images(), work.progress),
             "outcomes": [list(asdict(one).values()) for one in outcomes],
         }
         write_atomically(unfinished / "index.json", signed_json(json.dumps(content, indent=0)))

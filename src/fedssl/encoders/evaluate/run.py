@@ -18,11 +18,11 @@ from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
 from fedssl.evaluation.fitting import Fitting
-from fedssl.evaluation.protocols import KNN, PROTOCOLS, Protocol, SemiSupervised
-from fedssl.evaluation.results import Result, headline, merged
+from fedssl.evaluation.protocols import PROTOCOLS, Protocol
+from fedssl.evaluation.results import Result, describe, headline, merged
 from fedssl.evaluation.score import Score
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.progress.evaluation_view import EvaluationView
+from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.run_record import check_files
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.networks.backbones import AllowCode
@@ -41,9 +41,7 @@ class Subject:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def evaluate(
-    path: str | Path, request: Request, view: EvaluationView | None = None, allow_code: AllowCode = ()
-) -> list[Result]:
+def evaluate(path: str | Path, request: Request, view: View | None = None, allow_code: AllowCode = ()) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary.
 
     >>> for result in evaluate("runs/x", Request(protocols=["knn"], baselines=["random"], batchnorm="running")):
@@ -55,7 +53,7 @@ def evaluate(
     check_files(run.folder.path, "evaluation.jsonl")  # now, not when the results are there
     if run.config.run.threads:
         torch.set_num_threads(run.config.run.threads)
-    evaluation = _Evaluation(run, request, view or EvaluationView())
+    evaluation = _Evaluation(run, request, view or QuietView())
     results: list[Result] = []
     with evaluation.view:
         try:
@@ -72,7 +70,7 @@ def evaluate(
 class _Evaluation:
     """One evaluation; everything that can be refused is refused before the first feature."""
 
-    def __init__(self, run: FinishedRun, request: Request, view: EvaluationView) -> None:
+    def __init__(self, run: FinishedRun, request: Request, view: View) -> None:
         self.run, self.request, self.view = run, request, view
         self.device = choose_device(request.device)
         self.data_choice, self.data = find_data(run, request)
@@ -81,27 +79,26 @@ class _Evaluation:
         self.cache = FeatureCache(run.folder.features) if request.cache else None
         self.subjects = list(self._subjects())
         for protocol in self.protocols.values():
-            if isinstance(protocol, SemiSupervised):
-                protocol.labelled(self.data)  # refuses a run that saw these images
+            protocol.check(self.data)  # semi-supervised: refuses a run that saw these images
 
     def results(self) -> Iterator[Result]:
         pieces = sum(len(self._seeds(p)) * len(self._modes(p)) for p in self.protocols.values()) * len(self.subjects)
-        self.view.start(pieces)
+        self.view.begin("evaluation", pieces)
         for subject in self.subjects:
             encoder = subject.load().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             for batchnorm in get_args(BatchNorm):
                 title = f"{subject.name}, BatchNorm {batchnorm}"
-                bench = Bench(encoder, self.data, batchnorm, self.cache, self.view.watch, title)
+                bench = Bench(encoder, self.data, batchnorm, self.cache, self.view.progress, title)
                 for name, protocol in self.protocols.items():
                     if batchnorm in self._modes(protocol):
                         for seed in self._seeds(protocol):
                             yield from self._measure(subject, bench, name, protocol, seed)
 
     def _measure(self, subject: Subject, bench: Bench, name: str, protocol: Protocol, seed: int) -> Iterator[Result]:
-        def watch(text: str, done: int, total: int) -> None:
-            self.view.watch(f"{bench.title}: {text}, seed {seed}", done, total)
+        def progress(text: str, done: int, total: int | None) -> None:
+            self.view.progress(f"{bench.title}: {text}, seed {seed}", done, total)
 
-        predictions = protocol.predict(bench, seed, watch)
+        predictions = protocol.predict(bench, seed, progress)
         about = {
             "weights_sha256": bench.weights_sha256,
             "data_settings": self.data_choice.settings,
@@ -121,9 +118,9 @@ class _Evaluation:
                 asdict(protocol),
                 predictions.facts | subject.details | about,
             )
-            self.view.found(result)
+            self.view.say(describe(result))
             yield result
-        self.view.finished_piece()
+        self.view.advance()
 
     def _scopes(self, subject: Subject) -> Iterator[tuple[str, torch.Tensor]]:
         """The test images to count over: all, and those of the classes that a client holds."""
@@ -164,15 +161,13 @@ class _Evaluation:
         """The run's network from its initial weights, trained with the labels of the images that its clients hold."""
         encoder = self.run.random_encoder().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         images, held = self.run.dataset.train, np.sort(np.concatenate(self.run.partition.clients))
-        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.watch, held)
+        train_supervised(encoder, images, fitting, self.run.config.run.seed, self.view.progress, held)
         return encoder  # type: ignore[no-any-return]
 
     def _protocol(self, name: str) -> Protocol:
         protocol, settings = PROTOCOLS[name][self.request.variant], self.run.config.evaluation
-        if isinstance(protocol, KNN):
-            return replace(protocol, k=settings.k, temperature=settings.temperature)
         epochs = self.request.epochs.get(name.partition("-")[0])
-        return protocol if epochs is None else replace(protocol, epochs=epochs)  # type: ignore[call-arg]
+        return protocol.adapted(k=settings.k, temperature=settings.temperature, epochs=epochs)
 
     def _seeds(self, protocol: Protocol) -> range:
         return self.seeds if protocol.draws else self.seeds[:1]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fedssl.core.checksums import signed_json
 from fedssl.core.extras import EXTRAS, need
 from fedssl.core.files import write_atomically
+from fedssl.core.progress import Say
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.records.metrics import metrics_of
 from fedssl.experiment.records.run_record import read_json
@@ -113,7 +114,7 @@ def make_loggers(names: Iterable[str]) -> list[Logger]:
 class Guarded:
     """Several loggers as one that cannot fail: what goes wrong is said once per logger, and the run continues."""
 
-    def __init__(self, loggers: Iterable[Logger], say: Callable[[str], None]) -> None:
+    def __init__(self, loggers: Iterable[Logger], say: Say) -> None:
         self._loggers, self._say = list(loggers), say
         self._said: set[int] = set()
 

@@ -30,10 +30,11 @@ def forget_terminal(number: int) -> None:
 
 
 class StopRequest:
-    """Holds back the first signal until `check` is called at a safe point; the second one stops at once."""
+    """Holds back so many signals, of which `check` tells at a safe point; one more stops at once."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    def __init__(self, held_back: float = 1) -> None:
+        self.signal: int | None = None  # the first
+        self._left = held_back
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -48,9 +49,10 @@ class StopRequest:
 
     def _received(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         forget_terminal(number)
-        if self.signal is not None:
+        self.signal = self.signal or number
+        self._left -= 1
+        if self._left < 0:
             raise KeyboardInterrupt
-        self.signal = number
 
     def check(self) -> None:
         if self.signal is not None:
@@ -61,7 +63,7 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGINT)
 
 
-class StoppableView:
+class StoppableView(View):
     """A view that passes everything on, and between two batches or rounds looks whether somebody wants to stop."""
 
     def __init__(self, view: View, request: StopRequest) -> None:
@@ -71,13 +73,25 @@ class StoppableView:
         self.view.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.view.__exit__(kind, error, trace)
+    def __exit__(self, *details: object) -> None:
+        self.view.__exit__(*details)
 
-    def preparing(self, text: str, done: int, total: int | None) -> None:
-        self.view.preparing(text, done, total)
+    def say(self, text: str) -> None:
+        self.view.say(text)
+
+    def progress(self, text: str, done: int, total: int | None) -> None:
+        self.view.progress(text, done, total)
+        self.request.check()
+
+    def waiting(self, text: str) -> None:
+        self.view.waiting(text)
+        self.request.check()
+
+    def begin(self, text: str, pieces: float) -> None:
+        self.view.begin(text, pieces)
+
+    def advance(self, by: float = 1, text: str = "") -> None:
+        self.view.advance(by, text)
         self.request.check()
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
@@ -87,17 +101,6 @@ class StoppableView:
         self.view.step(client_id, done, total, images)
         self.request.check()
 
-    def evaluating(self, text: str, done: int, total: int) -> None:
-        self.view.evaluating(text, done, total)
-        self.request.check()
-
-    def waiting(self, text: str) -> None:
-        self.view.waiting(text)
-        self.request.check()
-
     def round_finished(self, record: dict[str, Any]) -> None:
         self.view.round_finished(record)
         self.request.check()
-
-    def say(self, text: str) -> None:
-        self.view.say(text)

@@ -1,47 +1,24 @@
-"""Progress of a run: one live view on a terminal, plain lines elsewhere, or nothing."""
+"""What a person sees while something takes time, with the time left: bars on a terminal, lines elsewhere, or nothing.
+
+One family for runs, evaluations, reports, downloads and queues of runs.
+"""
 
 import sys
 import time
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-PREPARING_SECONDS = 5.0  # between two lines of a plain view
+from fedssl.core.files import size_text
+
+PROGRESS_SECONDS = 10.0  # between two lines of a plain view
 WAITING_SECONDS = 30.0
+SHORT = 10.0  # seconds: less time left is not worth a line
 
 
-class View(Protocol):
-    """Receives what happens; never decides anything."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def preparing(self, text: str, done: int, total: int | None) -> None:
-        """While images are made ready, before all else: how far that is."""
-
-    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
-        """Before the first round, with the training steps that are left and the rounds that are done."""
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        """After every training step of a client: counts inside its round."""
-
-    def evaluating(self, text: str, done: int, total: int) -> None:
-        """While an encoder is evaluated: what is being done, and how much of it."""
-
-    def waiting(self, text: str) -> None:
-        """Again and again while others are awaited: who, and for how long."""
-
-    def round_finished(self, record: dict[str, Any]) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
-class QuietView:
-    """For the Python API: says nothing."""
+class View:
+    """Receives what happens; never decides anything. What a view does not override it does not show."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,139 +26,168 @@ class QuietView:
     def __exit__(self, *details: object) -> None:
         pass
 
-    def preparing(self, text: str, done: int, total: int | None) -> None:
-        pass
+    def say(self, text: str) -> None:
+        """A sentence to read."""
 
-    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
-        pass
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        pass
-
-    def evaluating(self, text: str, done: int, total: int) -> None:
-        pass
+    def progress(self, text: str, done: int, total: int | None) -> None:
+        """How far the work at hand is: images made ready, features, a download."""
 
     def waiting(self, text: str) -> None:
-        pass
+        """Again and again while others are awaited: who, and for how long."""
+
+    def begin(self, text: str, pieces: float) -> None:
+        """Before the first piece of a whole: results of an evaluation, figures of a report, runs of a queue."""
+
+    def advance(self, by: float = 1, text: str = "") -> None:
+        """After a piece, or a part of one; `text` says how far that is."""
+
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
+        """Before a run's first round, with the training steps that are left and the rounds that are done."""
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        """After every training step of a client: counts inside its round."""
 
     def round_finished(self, record: dict[str, Any]) -> None:
-        pass
+        """After every round of a run, with its line of rounds.jsonl."""
+
+
+class QuietView(View):
+    """For the Python API: shows nothing."""
+
+
+class PlainView(View):
+    """Lines for logs and pipes: what is said, every round, and now and then how far anything else is."""
+
+    def __init__(self, *, in_bytes: bool = False) -> None:
+        self.amount = size_text if in_bytes else "{:,}".format
+        self.spoken, self.work = time.monotonic(), ("", 0)
 
     def say(self, text: str) -> None:
-        pass
+        print(text, flush=True)
 
-
-class PlainView(QuietView):
-    """One line per round, for logs and pipes, with the time left."""
-
-    def __init__(self) -> None:
-        self.spoken = time.monotonic()
-
-    def preparing(self, text: str, done: int, total: int | None) -> None:
-        if time.monotonic() - self.spoken > PREPARING_SECONDS:
-            self.spoken = time.monotonic()
-            self.say(f"{text}: {done:,}" + (f" of {total:,}" if total else ""))
+    def progress(self, text: str, done: int, total: int | None) -> None:
+        now, (before, reached) = time.monotonic(), self.work
+        if text != before or done < reached:
+            self.work_began = self.spoken = now
+        self.work = (text, done)
+        if now - self.spoken > PROGRESS_SECONDS:
+            left = _left(now - self.work_began, done, total or 0)
+            of = f" of {self.amount(total)}" if total else ""
+            self._say_again(f"{text}: {self.amount(done)}{of}" + (f", {_duration(left)} left" if left else ""))
 
     def waiting(self, text: str) -> None:
         if time.monotonic() - self.spoken > WAITING_SECONDS:
-            self.spoken = time.monotonic()
-            self.say(text)
+            self._say_again(text)
+
+    def _say_again(self, text: str) -> None:
+        self.spoken = time.monotonic()
+        self.say(text)
+
+    def begin(self, text: str, pieces: float) -> None:
+        self.reached, self.pieces, self.done, self.began = text, pieces, 0.0, time.monotonic()
+
+    def advance(self, by: float = 1, text: str = "") -> None:
+        self.done += by
+        text = text or f"{self.done:g} of {self.pieces:g} done"
+        left = _left(time.monotonic() - self.began, self.done, self.pieces)
+        if text != self.reached and left > SHORT:
+            self.say(f"{text}, about {_duration(left)} left")
+        self.reached = text
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:  # noqa: ARG002
-        self.rounds, self.done, self.started = rounds, done, time.monotonic()
+        self.rounds, self.before, self.began = rounds, done, time.monotonic()
         self.say(title)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         done = record["round"]
         if done == 0:
-            self.started = time.monotonic()  # the first evaluation says nothing about the length of a round
-        here = done - self.done  # rounds of this process
-        left = (time.monotonic() - self.started) / here * (self.rounds - done) if here else None
+            self.began = time.monotonic()  # the first evaluation says nothing about the length of a round
         parts = [f"round {done}/{self.rounds}", *_facts(record)]
-        if left is not None:
+        if done > self.before:
+            left = _left(time.monotonic() - self.began, done - self.before, self.rounds - self.before)
             parts += [*_speed(record), f"{_duration(left)} left"]
         self.say("  ".join(parts))
 
-    def say(self, text: str) -> None:
-        print(text, flush=True)
 
+class LiveView(View):
+    """A bar over the whole and one for the work at hand; what is said scrolls by above."""
 
-class LiveView(QuietView):
-    """Round, client, loss, images/s, kNN, and a bar over the whole run with the time left."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
+    def __init__(self, console: Console | None = None, *, in_bytes: bool = False) -> None:
+        self.amount = size_text if in_bytes else str
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TaskProgressColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            console=self.console,
+            TimeRemainingColumn(),
+            console=console or Console(),
+            transient=True,
+            speed_estimate_period=3600,  # by default rich forgets steps older than 30 s; one of ours may take minutes
         )
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-        self.last: dict[str, Any] = {"round": 0, "clients": []}
-        self.client_started, self.rate = 0.0, 0.0
-        self.doing = ""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.images_bar = Progress(*columns, console=self.console)
+        self.work = self.bars.add_task("", total=None, amount="", visible=False)
+        self.client_began, self.rate = 0.0, 0.0
 
     def __enter__(self) -> Self:
-        self.live.__enter__()
+        self.bars.start()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self.live.__exit__(None, None, None)
+        self.bars.stop()
 
-    def preparing(self, text: str, done: int, total: int | None) -> None:
-        working = [task.id for task in self.images_bar.tasks if task.description == text and not task.finished]
-        task = working[0] if working else self.images_bar.add_task(text, total=total)
-        self.images_bar.update(task, completed=done, total=total)
-        self.live.update(self.images_bar)
+    def say(self, text: str) -> None:
+        self.bars.console.print(text, markup=False, highlight=False)  # a text may hold what came from a client
+
+    def progress(self, text: str, done: int, total: int | None) -> None:
+        self._show(text, done, total, f"{self.amount(done)}/{self.amount(total) if total else '?'}")
+
+    def waiting(self, text: str) -> None:
+        self._show(text, 0, None, "")
+
+    def _show(self, text: str, done: int, total: int | None, amount: str) -> None:
+        task = self.bars.tasks[-1]
+        if text != task.description or done < task.completed or total != task.total:
+            self.bars.remove_task(self.work)
+            self.work = self.bars.add_task(text, total=total, amount=amount)
+        self.bars.update(self.work, completed=done, amount=amount)
+
+    def begin(self, text: str, pieces: float) -> None:
+        self.pieces, self.done = pieces, 0.0
+        self.bars.remove_task(self.work)
+        self.whole = self.bars.add_task(text, total=pieces, amount="")
+        self.work = self.bars.add_task("", total=None, amount="", visible=False)
+
+    def advance(self, by: float = 1, text: str = "") -> None:
+        self.done += by
+        self.bars.update(self.whole, advance=by, description=text or f"{self.done:g} of {self.pieces:g} done")
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         self.rounds = rounds
-        self.live.update("")
         self.say(title)
-        self.task = self.bar.add_task(f"round {done + 1}/{rounds}", total=steps)
-        self._show()
+        self.begin(f"round {done + 1}/{rounds}", steps)
 
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
         now = time.monotonic()
         if done == 1:
-            self.client_started = now
-        elif now > self.client_started:
-            self.rate = images * (1 - 1 / done) / (now - self.client_started)
-        self.doing = f"client {client_id}   step {done}/{total}   {self.rate:,.0f} images/s"
-        self.bar.advance(self.task)
-        self._show()
-
-    def evaluating(self, text: str, done: int, total: int) -> None:
-        self.doing = f"evaluation: {text} {done}/{total}"
-        self._show()
-
-    def waiting(self, text: str) -> None:
-        self.doing = text
-        self._show()
+            self.client_began = now
+        elif now > self.client_began:
+            self.rate = images * (1 - 1 / done) / (now - self.client_began)
+        self._show(f"client {client_id}", done, total, f"step {done}/{total}   {self.rate:,.0f} images/s")
+        self.bars.advance(self.whole)
 
     def round_finished(self, record: dict[str, Any]) -> None:
-        self.last = record
-        self.bar.update(self.task, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")
-        self.live.console.print("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record), *_speed(record)]))
-        self._show()
-
-    def say(self, text: str) -> None:
-        self.live.console.print(text, markup=False)  # a text may hold what came from a client
-
-    def _show(self) -> None:
-        table = Table.grid(padding=(0, 3))
-        table.add_row(self.doing, *_facts(self.last))
-        self.live.update(Group(self.bar, table))
+        self.bars.update(self.whole, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")
+        self.say("  ".join([f"round {record['round']}/{self.rounds}", *_facts(record), *_speed(record)]))
 
 
-def make_view() -> View:
-    return LiveView() if sys.stdout.isatty() else PlainView()
+def make_view(*, in_bytes: bool = False) -> View:
+    return LiveView(in_bytes=in_bytes) if sys.stdout.isatty() else PlainView(in_bytes=in_bytes)
+
+
+def _left(seconds: float, done: float, total: float) -> float:
+    """Seconds that the rest will take at the speed so far; 0: nobody knows, or nothing is left."""
+    return seconds / done * max(total - done, 0) if done > 0 else 0.0
 
 
 def _speed(record: dict[str, Any]) -> list[str]:

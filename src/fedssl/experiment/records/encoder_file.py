@@ -12,6 +12,7 @@ from fedssl.core.files import replacing
 from fedssl.core.weights import Weights
 from fedssl.experiment.records.run_record import ENCODER, MENDED, SUMMARY, read_summary
 from fedssl.networks.backbones import AllowCode, find_backbone
+from fedssl.networks.inputs import as_floats
 from fedssl.networks.weight_files import WeightFile, load_backbone, read_weight_file, weight_file
 
 ROUNDING = 1e-4  # by which resampled floats may leave 0 to 1
@@ -33,7 +34,7 @@ def as_pixels(images: Tensor, shape: Sequence[int]) -> Tensor:
     """Floats from 0 to 1; images of another size or range would get features too, but wrong ones: they are refused."""
     if not torch.compiler.is_compiling():  # an exported program cannot look at its data
         _check_images(images, shape)
-    return images.float().div(255) if images.dtype == torch.uint8 else images
+    return as_floats(images)
 
 
 def _check_images(images: Tensor, shape: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from fedssl.experiment.records.run_record import (
     SUMMARY,
     read_environment,
     read_json,
+    read_lines,
     read_rounds,
     read_summary,
 )
@@ -182,15 +183,8 @@ class RunFolder:
     def written_rounds(self, name: str = "rounds.jsonl", seal: Seal | None = None) -> list[dict[str, Any]]:
         """The whole lines of a file: a killed process may have left a torn one, and lines that no seal covers."""
         path = self.path / name
-        content = path.read_bytes()[: seal["bytes"] if seal else None] if path.exists() else b""
-        found: dict[int, dict[str, Any]] = {}
-        for line in content.decode("utf-8", "replace").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and isinstance(record.get("round"), int):
-                found[record["round"]] = record
+        lines = read_lines(path, torn=True, size=seal["bytes"] if seal else None) if path.exists() else []
+        found = {record["round"]: record for record in lines if isinstance(record.get("round"), int)}
         return [found[number] for number in sorted(found)]
 
     def cut_back(self, last_round: int, seals: Seals) -> list[dict[str, Any]]:

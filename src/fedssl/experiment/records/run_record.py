@@ -208,21 +208,22 @@ def read_rounds(folder: Path) -> list[Table]:
     return records
 
 
-def read_lines(path: Path) -> list[Table]:
-    """The JSON objects of a .jsonl file."""
+def read_lines(path: Path, *, torn: bool = False, size: int | None = None) -> list[Table]:
+    """The JSON objects in the first `size` bytes of a .jsonl file; of a `torn` one those lines that are whole."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes()[:size].decode("utf-8", "replace" if torn else "strict").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FedsslError(f"{path}: cannot be read ({error})") from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             content = json.loads(line)
+            if not isinstance(content, dict):
+                raise ValueError("not a JSON object")
+            found.append(content)
         except ValueError as error:
-            raise FedsslError(f"{path}, line {number}: damaged ({error}): remove the line or run again") from None
-        if not isinstance(content, dict):
-            raise FedsslError(f"{path}, line {number}: damaged (not a JSON object): remove the line or run again")
-        found.append(content)
+            if not torn:
+                raise FedsslError(f"{path}, line {number}: damaged ({error}): remove the line or run again") from None
     return found
 
 

@@ -2,11 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedssl.core.errors import FedsslError, printable
+from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import Message
 from fedssl.federation.engines.flower.messages import (
     WHO,
@@ -80,7 +81,7 @@ class ByKey:
     grid: Grid
     names: list[str]
     keys: dict[bytes, str]  # a client's name by its public key
-    say: Callable[[str], None]
+    say: Say
     _seats: dict[str, Seat] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -105,7 +106,7 @@ class ByName:
 
     grid: Grid
     names: list[str]
-    say: Callable[[str], None]
+    say: Say
     answer_limit: float = 120.0  # seconds for an app to start and say its name
     _names: dict[Seat, str] = field(default_factory=dict)  # of the nodes that answered
     _asked: dict[str, tuple[Seat, float]] = field(default_factory=dict)  # message -> whom, when
@@ -170,7 +171,7 @@ def _seat(node: Node) -> Seat:
     return Seat(node.node_id, node.last_activated_at)
 
 
-def _tell(before: dict[str, Seat], now: dict[str, Seat], say: Callable[[str], None]) -> None:
+def _tell(before: dict[str, Seat], now: dict[str, Seat], say: Say) -> None:
     for name in sorted(now.keys() | before.keys()):
         if name not in now:
             say(f"warning: {name} is away")

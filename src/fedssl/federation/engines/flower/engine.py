@@ -13,6 +13,7 @@ from typing import Self
 
 from fedssl.core.errors import StorageError, printable, reason
 from fedssl.core.files import UNFINISHED
+from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
 from fedssl.federation.engines.flower.directory import Directory, Grid, Seat, UnreadableError, pulled
 from fedssl.federation.engines.flower.messages import (
@@ -30,9 +31,6 @@ MOST_ERRORS = 3
 
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
-
-Waiting = Callable[[str], None]
-"""Called again and again while somebody is awaited, with words that say who and how long; may raise to stop."""
 
 
 @dataclass
@@ -56,7 +54,7 @@ class FlowerEngine:
         directory: Directory,
         folder: Path,
         about: Callable[[int], Facts],
-        waiting: Waiting,
+        waiting: Say,  # said again and again while somebody is awaited; may raise to stop
         patience: float,
         time_limit: float | None = None,
         pause: float = 0.1,

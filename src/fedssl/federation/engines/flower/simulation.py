@@ -14,10 +14,11 @@ from queue import Empty, Queue
 from typing import Any
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import Context, ServerApp
 from fedssl.federation.engines.flower.client_app import OpenSide, make_client_app
 from fedssl.federation.engines.flower.directory import Grid, Numbered
-from fedssl.federation.engines.flower.engine import FlowerEngine, Waiting
+from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.engines.flower.messages import Facts
 
 START_LIMIT = 300.0  # seconds for Ray to start
@@ -44,7 +45,7 @@ class Simulation:
         folder: Path,
         about: Facts,
         resources: Resources,
-        waiting: Waiting,
+        waiting: Say,
         time_limit: float | None = None,
     ) -> None:
         self.clients, self.folder, self.about, self.resources = clients, folder, about, resources

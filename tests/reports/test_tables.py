@@ -1,17 +1,12 @@
+"""What an evaluation found, as tables in a terminal."""
+
 import io
 
 from rich.console import Console
 
-from fedssl.evaluation.results import Result, headline
+from fedssl.evaluation.results import Result, describe, headline
 from fedssl.evaluation.score import Score
-from fedssl.experiment.progress import evaluation_view
-from fedssl.experiment.progress.evaluation_view import (
-    LiveEvaluationView,
-    PlainEvaluationView,
-    clients_tables,
-    headline_table,
-    make_evaluation_view,
-)
+from fedssl.reports.tables import clients_tables, headline_table
 
 
 def result(correct, encoder="global", seed=0, scope="all", protocol="linear"):
@@ -49,35 +44,9 @@ def test_table_client_by_client():
     assert [cell.strip() for cell in row.split("│")[1:-1]] == ["client 0", "80.00", "50.00", "40.00", "60.00"]
 
 
-def test_plain_lines(capsys, monkeypatch):
-    clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr(evaluation_view.time, "monotonic", lambda: next(clock))
-    with PlainEvaluationView() as view:
-        view.start(3)
-        view.watch("features", 1, 2)
-        view.watch("features", 2, 2)
-        view.found(result(8))
-        view.finished_piece()
-    assert capsys.readouterr().out.splitlines() == [
-        "features: 20 s",
-        "global: linear (paper), BatchNorm running, seed 0: 80.00 % of 10 test images (49.0–94.3)",
-        "1 of 3 done, about 120 s left",
-    ]
-
-
-def test_live_bars_and_results():
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with LiveEvaluationView(console) as view:
-        view.start(2)
-        view.watch("global: linear-probe, seed 0", 1, 200)
-        view.watch("global: linear-probe, seed 0", 2, 200)
-        view.found(result(8))
-        view.finished_piece()
-        view.bars.refresh()
-    text = console.file.getvalue()
-    for words in ("evaluation", "1/2", "global: linear-probe, seed 0", "2/200", "80.00 % of 10 test images"):
-        assert words in text
-
-
-def test_not_a_terminal_gives_plain_lines():
-    assert isinstance(make_evaluation_view(), PlainEvaluationView)
+def test_a_result_in_one_line():
+    assert describe(result(8)) == (
+        "global: linear (paper), BatchNorm running, seed 0: 80.00 % of 10 test images (49.0–94.3)"
+    )
+    own = "classes of client 1"
+    assert describe(result(8, "client 1", None, own)).startswith(f"client 1: linear (paper), BatchNorm running, {own}:")

@@ -66,10 +66,16 @@ class AtSites:
         remarks = list(dataset.remarks)
         if dataset.labelled is None:
             remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
-        server, monitor = build_server(config, client, len(names)), build_monitor(config, dataset)
-        warnings = build_warnings(config)
         return Parts(
-            dataset, partition, client, server, monitor, device, remarks, warnings, client.privacy, public_source
+            dataset=dataset,
+            partition=partition,
+            client=client,
+            server=build_server(config, client, len(names)),
+            monitor=build_monitor(config, dataset),
+            device=device,
+            remarks=remarks,
+            warnings=build_warnings(config),
+            public_source=public_source,
         )
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
@@ -91,10 +97,15 @@ class AtSites:
         def about(client_id: int) -> Raw:
             return {"run": self.run, "name": names[client_id], "settings": settings}
 
-        limit = config.failures.client_timeout or A_DAY
-        directory = self._directory(names, view)
         return FlowerEngine(
-            self.grid, directory, folder.path, about, view.waiting, config.flower.patience, limit, PAUSE
+            grid=self.grid,
+            directory=self._directory(names, view),
+            folder=folder.path,
+            about=about,
+            waiting=view.waiting,
+            patience=config.flower.patience,
+            time_limit=config.failures.client_timeout or A_DAY,
+            pause=PAUSE,
         )
 
     def _directory(self, names: list[str], view: View) -> Directory:
@@ -144,8 +155,8 @@ def run_at_server(grid: Grid, settings: Raw) -> None:
     config = typed_config(str(folder / FLOWER / SETTINGS))  # `fedssl server` wrote down there what was typed
     write_atomically(folder / FLOWER / APP_PID, str(os.getpid()))
     try:
-        surroundings = AtSites(grid, about["run"], about["keys"])
-        Experiment(config, surroundings).run(folder, FileView(folder / FLOWER / PROGRESS), force=about["force"])
+        backend = AtSites(grid, about["run"], about["keys"])
+        Experiment(config, backend).run(folder, FileView(folder / FLOWER / PROGRESS), force=about["force"])
     except FedsslError as error:
         what = json.dumps({"error": str(error), "exit_code": error.exit_code})
         write_atomically(folder / FLOWER / ERROR, what)

@@ -63,7 +63,13 @@ class OneMachine:
     ) -> AbstractContextManager[Engine]:
         run, limit = config.run, config.failures.client_timeout
         if run.engine == "processes" and isinstance(run.workers, int):
-            return ProcessEngine(for_workers(config, folder.clients), folder.path, run.workers, view.step, limit)
+            return ProcessEngine(
+                side=for_workers(config, folder.clients),
+                folder=folder.path,
+                workers=run.workers,
+                watch=view.step,
+                time_limit=limit,
+            )
         if run.engine == "flower":
             return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
         assert store is not None
@@ -98,7 +104,15 @@ def simulated(
     asked, limit = config.flower, config.failures.client_timeout
     resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
     side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
-    return Simulation(clients, side, folder, {}, resources, waiting, limit)
+    return Simulation(
+        clients=clients,
+        open_side=side,
+        folder=folder,
+        about={},
+        resources=resources,
+        waiting=waiting,
+        time_limit=limit,
+    )
 
 
 @cache

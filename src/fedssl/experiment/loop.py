@@ -73,7 +73,7 @@ class Running:
         self.view.start(self._title(), self.config.run.rounds, steps_after(done, self.config, self.parts), done)
         for warning in self.parts.warnings:
             self.view.say(f"warning: {warning}")
-        promised = spent(self.parts.privacy, self.parts.server, self.config.run.rounds)
+        promised = spent(self.parts.client.privacy, self.parts.server, self.config.run.rounds)
         for caution in cautions(promised) if promised else []:
             self.view.say(f"warning: {caution}")
         for remark in self.parts.remarks + ([in_words(promised)] if promised else []):
@@ -274,7 +274,7 @@ class Running:
 
     def _summary(self, status: str, state: ServerState) -> dict[str, Any]:
         labelled = self.parts.dataset.labelled
-        private = spent(self.parts.privacy, self.parts.server, state.round_number)
+        private = spent(self.parts.client.privacy, self.parts.server, state.round_number)
         return {
             "status": status,
             "rounds": state.round_number,

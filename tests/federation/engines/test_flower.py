@@ -25,12 +25,11 @@ from fedssl.federation.engines.flower.messages import (
     unpack_tensors,
 )
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
-from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, run_round
+from fedssl.federation.rounds import ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
 from tests.helpers.flower_grid import FakeGrid, node, unavailable
-from tests.helpers.small import make_client, make_method, task
+from tests.helpers.small import make_client, make_method, make_server, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
 
@@ -41,7 +40,8 @@ class OverMessages(OneMachine):
     def engine(self, config, parts, folder, store, view):
         answer = answering(Side(parts.client, store, folder.path / "log.jsonl"))
         grid = FakeGrid([node(number) for number in range(6)], answer)
-        return FlowerEngine(grid, Numbered(grid, 6), folder.path, lambda _: {}, view.waiting, 1.0, pause=0.0)
+        places = {"grid": grid, "directory": Numbered(grid, 6), "folder": folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=1.0, pause=0.0)
 
 
 def answering(side, node_config=None):
@@ -180,9 +180,16 @@ class Federation:
         self.said, self.waits = [], []
         directory = directory(self) if directory else Numbered(self.grid, 2)
         self.engine = FlowerEngine(
-            self.grid, directory, folder, lambda _: {}, self.waits.append, patience, time_limit, pause=0.01
+            grid=self.grid,
+            directory=directory,
+            folder=folder,
+            about=lambda _: {},
+            waiting=self.waits.append,
+            patience=patience,
+            time_limit=time_limit,
+            pause=0.01,
         )
-        self.server = Server(2, None, 0, FedEMA(), WeightedAverage(), self.client.method.pool, **options)
+        self.server = make_server(2, FedEMA(), pool=self.client.method.pool, **options)
         self.state = ServerState(0, self.client.initial_global_weights())
 
     def round(self):

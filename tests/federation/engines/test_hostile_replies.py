@@ -118,7 +118,8 @@ class Liars(OneMachine):
         nodes = [node(number, key=name.encode()) for number, name in enumerate(names)]
         grid = FakeGrid(nodes, self.answer)
         directory = ByKey(grid, names, {name.encode(): name for name in names}, lambda text: None)
-        return FlowerEngine(grid, directory, folder.path, lambda _: {}, view.waiting, 60.0, pause=0.0)
+        places = {"grid": grid, "directory": directory, "folder": folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=60.0, pause=0.0)
 
     def trained(self, number, round_number):
         """What a client would have sent."""

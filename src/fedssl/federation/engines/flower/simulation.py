@@ -39,6 +39,7 @@ class Simulation:
 
     def __init__(
         self,
+        *,
         clients: int,
         open_side: OpenSide,
         folder: Path,
@@ -67,13 +68,13 @@ class Simulation:
             self._done.set()
             raise
         self._engine = FlowerEngine(
-            grid,
-            Numbered(grid, self.clients),
-            self.folder,
-            lambda _: self.about,
-            self._watch,
-            PATIENCE,
-            self.time_limit,
+            grid=grid,
+            directory=Numbered(grid, self.clients),
+            folder=self.folder,
+            about=lambda _: self.about,
+            waiting=self._watch,
+            patience=PATIENCE,
+            time_limit=self.time_limit,
             workers=self._side_by_side(),
         )
         return self._engine

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
 
 
-class Surroundings(Protocol):
+class Backend(Protocol):
+    """Where the clients of a run are."""
+
     def build(self, config: Config, progress: Progress) -> Parts: ...
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
@@ -63,13 +65,8 @@ class OneMachine:
     ) -> AbstractContextManager[Engine]:
         run, limit = config.run, config.failures.client_timeout
         if run.engine == "processes" and isinstance(run.workers, int):
-            return ProcessEngine(
-                side=for_workers(config, folder.clients),
-                folder=folder.path,
-                workers=run.workers,
-                watch=view.step,
-                time_limit=limit,
-            )
+            side, path = for_workers(config, folder.clients), folder.path
+            return ProcessEngine(side=side, folder=path, workers=run.workers, watch=view.step, time_limit=limit)
         if run.engine == "flower":
             return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
         assert store is not None
@@ -105,13 +102,7 @@ def simulated(
     resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
     side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
     return Simulation(
-        clients=clients,
-        open_side=side,
-        folder=folder,
-        about={},
-        resources=resources,
-        waiting=waiting,
-        time_limit=limit,
+        clients=clients, open_side=side, folder=folder, resources=resources, waiting=waiting, time_limit=limit
     )
 
 

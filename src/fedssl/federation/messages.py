@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -146,6 +146,11 @@ class Failure:
 
     def __str__(self) -> str:
         return self.told_of(f"client {self.client_id}")
+
+    def named(self, name: str) -> Self:
+        """With its client's name, where it has one and nobody has said it yet."""
+        said = not name or self.detail.startswith(f"{name}: ")
+        return self if said else replace(self, detail=f"{name}: {self.detail}".removesuffix(": "))
 
     def told_of(self, client: str) -> str:
         """In words, with the client's title."""

@@ -62,7 +62,7 @@ def test_the_same_bits_as_in_one_process(tmp_path, name):
     quick = {"rounds": 3, "evaluation.every": 0, "data.test_images": 10, "engine": "in-process"}
     experiment(name, **quick).run(tmp_path / "one")
     over = experiment(name, **quick)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "two")
     assert everything(tmp_path / "two") == everything(tmp_path / "one")
     assert not (tmp_path / "two/uploads").exists()
@@ -487,14 +487,14 @@ def test_weights_travel_in_fewer_bits_and_end_in_the_same_ones(tmp_path, wire):
     quick = {"rounds": 2, "evaluation.every": 0, "data.test_images": 10, "aggregation.wire_dtype": wire}
     experiment("BYOL + FedEMA", engine="in-process", **quick).run(tmp_path / "one")
     over = experiment("BYOL + FedEMA", engine="in-process", **quick)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "two")
     assert everything(tmp_path / "two") == everything(tmp_path / "one")
 
 
 def test_where_the_time_went_is_known_over_messages_too(tmp_path):
     over = experiment("FedU", engine="in-process", rounds=1, profile=True)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "run")
     (_, line) = (json.loads(text) for text in (tmp_path / "run/profile.jsonl").read_text().splitlines())
     assert line["parts"]["steps"] > 0

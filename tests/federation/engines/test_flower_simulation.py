@@ -62,7 +62,7 @@ def test_a_run_goes_on_with_flower_where_another_engine_stopped(tmp_path):
 
 
 def simulation_of(folder, resources, waiting):
-    about = {"clients": 3, "open_side": None, "folder": folder, "about": {}}
+    about = {"clients": 3, "open_side": None, "folder": folder}
     return Simulation(**about, resources=resources, waiting=waiting)
 
 

@@ -155,7 +155,7 @@ def run_against(liars, folder, rounds, view=None):
     settings |= {"data.test_images": 10, "evaluation.every": 0, "failures.min_clients": 2, "failures.retries": 0}
     settings |= {"engine": "in-process", "profile": True, "update_rule.between": "before-after"}
     experiment = load("smoke", SETTINGS | settings)
-    experiment.surroundings = liars
+    experiment.backend = liars
     experiment.run(folder, view)
     return CheckpointStore(folder / "checkpoints").load(rounds).state
 

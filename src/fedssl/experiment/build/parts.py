@@ -45,15 +45,29 @@ class Parts:
 
 def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
-    device = choose_device(config.run.device)
-    config.local_training.check(device)
+    config.local_training.check(choose_device(config.run.device))
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
+    parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
+    public = parts.client.method.public
+    if public is not None:
+        remarks.append(f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them")
+    return parts
+
+
+def assemble(
+    config: Config,
+    dataset: Dataset,
+    partition: Partition,
+    images_of: Callable[[int], Pixels],
+    progress: Progress,
+    remarks: list[str],
+) -> Parts:
+    """All that follows from the images and from who has them."""
+    device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
-    client = build_client(config, method, images_of_clients(dataset, partition))
-    if method.public is not None:
-        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
+    client = build_client(config, method, images_of)
     return Parts(
         dataset=dataset,
         partition=partition,

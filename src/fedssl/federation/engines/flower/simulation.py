@@ -43,12 +43,11 @@ class Simulation:
         clients: int,
         open_side: OpenSide,
         folder: Path,
-        about: Facts,
         resources: Resources,
         waiting: Waiting,
         time_limit: float | None = None,
     ) -> None:
-        self.clients, self.folder, self.about, self.resources = clients, folder, about, resources
+        self.clients, self.folder, self.resources = clients, folder, resources
         self.waiting, self.time_limit = waiting, time_limit
         self.client_app = make_client_app(open_side, _nobody, partial(_log_in, folder))
         self._grids: Queue[Grid] = Queue()
@@ -71,7 +70,7 @@ class Simulation:
             grid=grid,
             directory=Numbered(grid, self.clients),
             folder=self.folder,
-            about=lambda _: self.about,
+            about=lambda _: {},
             waiting=self._watch,
             patience=PATIENCE,
             time_limit=self.time_limit,

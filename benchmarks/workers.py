@@ -45,7 +45,7 @@ class Federation:
         config = load_config("smoke", SETTINGS | {"engine": "processes", "workers": workers})
         parts = build(config)
         (path / "clients").mkdir()
-        self.engine = ProcessEngine(for_workers(config, path / "clients"), path, workers)
+        self.engine = ProcessEngine(side=for_workers(config, path / "clients"), folder=path, workers=workers)
         state = ServerState(0, parts.client.initial_global_weights())
         self.rounds = run_rounds(parts.server, self.engine, state, ROUNDS)
         self.seconds: list[float] = []

@@ -18,12 +18,12 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import load
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.federation.model_communication import Replace
-from fedssl.federation.rounds import Server, ServerState, gather, make_task
+from fedssl.federation.rounds import ServerState, gather, make_task
 from fedssl.reports.prose import story, warnings
 from tests.faults.test_damage import Stops
 from tests.helpers.faults import everything, experiment
 from tests.helpers.pictures import write_folder
-from tests.helpers.small import make_client, make_method, run
+from tests.helpers.small import make_client, make_method, make_server, run
 
 NAME = "BYOL + FedEMA"
 SETTINGS = {
@@ -151,7 +151,7 @@ def test_more_public_images_than_there_are_is_refused():
 def test_the_gate_keeps_out_projections_that_are_not_normalised(tmp_path):
     method = make_method("fedca", shared_projections=4)
     client = make_client(method, Replace())
-    server = Server(4, None, 0, Replace(), None, method.pool, payload_problem=method.payload_problem, retries=0)
+    server = make_server(4, Replace(), None, method.pool, payload_problem=method.payload_problem, retries=0)
     state = ServerState(0, client.initial_global_weights())
     tasks = {k: make_task(server, state, k) for k in range(4)}
 

@@ -34,7 +34,7 @@ PRIVATE = {
 def test_every_engine_carries_every_placement_and_ends_with_the_same_bits(tmp_path, placement):
     settings = PRIVATE | {"privacy.placement": placement, "privacy.noise_seed": "run", "rounds": 2}
     over = experiment(NAME, engine="in-process", **settings)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     runs = {
         "in-process": experiment(NAME, engine="in-process", **settings),
         "processes": experiment(NAME, engine="processes", workers=2, **settings),

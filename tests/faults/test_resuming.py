@@ -137,10 +137,10 @@ def test_a_folder_that_vanishes_is_named(tmp_path):
 
 
 def test_too_little_room_is_said_before_round_1(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedssl.experiment.loop.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("fedssl.experiment.summary.free_bytes", lambda path: 1000)
     with pytest.raises(FedsslError, match=r"are needed for the states of 6 clients and checkpoints, 1\.0 kB are free"):
         experiment(NAME, **QUICK).run(tmp_path / "run")
-    monkeypatch.setattr("fedssl.experiment.loop.free_bytes", lambda path: 400_000)
+    monkeypatch.setattr("fedssl.experiment.summary.free_bytes", lambda path: 400_000)
     view = Stops()
     experiment(NAME, **QUICK).run(tmp_path / "run", view)
     assert any("THIS IS MORE THAN IS FREE" in line for line in view.lines)

@@ -16,19 +16,21 @@ from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, NoUpdate, Replace
-from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, accept, gather, make_task, run_round
-from tests.helpers.small import digests, make_client, make_images, make_method, of, result, state_digests
+from fedssl.federation.rounds import ServerState, TooFewClientsError, accept, gather, make_task, run_round
+from tests.helpers.small import digests, make_client, make_images, make_method, make_server, of, result, state_digests
 
 
 class Federation:
     """Four tiny clients, an engine that can be disturbed, and a server."""
+
+    workers, idle_seconds = 1, 0.0
 
     def __init__(self, folder, rule=None, disturb=lambda task, reply: [reply], **options):
         self.rule = rule or FedEMA()
         self.client = make_client(make_method(), self.rule)
         folder.mkdir(exist_ok=True)
         self.store = ClientStore(folder)
-        self.server = Server(4, None, 0, self.rule, WeightedAverage(), self.client.method.pool, **options)
+        self.server = make_server(4, self.rule, pool=self.client.method.pool, **options)
         self.state = ServerState(0, self.client.initial_global_weights())
         self.disturb, self.asked = disturb, []
 
@@ -187,7 +189,7 @@ def test_a_second_try_may_be_enough(tmp_path):
     ("asked", "min_clients", "needed"), [(4, None, 2), (5, None, 3), (1, None, 1), (4, 1, 1), (4, 4, 4), (3, 4, 3)]
 )
 def test_quorum(asked, min_clients, needed):
-    assert Server(9, None, 0, Replace(), WeightedAverage(), dict, min_clients).quorum(asked) == needed
+    assert make_server(9, Replace(), min_clients=min_clients).quorum(asked) == needed
 
 
 def test_duplicates_replays_and_strangers_are_named_and_counted_once(tmp_path):
@@ -232,7 +234,7 @@ def test_nothing_good_leaves_the_global_weights_alone(tmp_path):
 
 
 def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
-    server = Server(2, None, 0, Replace(), WeightedAverage(), lambda payloads: {})
+    server = make_server(2, Replace())
     state = ServerState(3, GlobalWeights(of(1.0), of(2.0)))
     before = state.global_weights.encoder.copy()
     huge = [result(0, (3e38,), (0.0,)), result(1, (3e38,), (0.0,))]
@@ -254,7 +256,7 @@ def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
 
 def test_every_order_of_five_replies_gives_the_same_bits():
     stream = torch.Generator().manual_seed(0)
-    server = Server(5, None, 0, FedEMA(), WeightedAverage(), lambda payloads: {})
+    server = make_server(5, FedEMA())
     start = ServerState(0, GlobalWeights(of(0.0, 0.0, 0.0), of(0.0)))
     tasks = {k: make_task(server, start, k) for k in range(5)}
     replies = [

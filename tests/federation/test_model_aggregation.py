@@ -12,8 +12,8 @@ from fedssl.federation.messages import GlobalWeights, TrainResult
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.robust_aggregation import AGGREGATORS
-from fedssl.federation.rounds import Server, ServerState, accept
-from tests.helpers.small import of, result, values
+from fedssl.federation.rounds import ServerState, accept, gather, make_task
+from tests.helpers.small import make_server, of, result, values
 
 NOTHING = GlobalWeights(of(0.0), of(0.0))
 
@@ -82,15 +82,16 @@ def test_weighted_average_is_the_plain_sum_in_the_order_of_clients_bit_for_bit(d
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_all_120_orders_of_five_replies_give_the_same_bits_and_the_same_lambdas(name):
-    server = Server(5, None, 0, FedEMA(), AGGREGATORS[name](), lambda sent: {"all": torch.cat([p["id"] for p in sent])})
+    server = make_server(5, FedEMA(), AGGREGATORS[name](), lambda sent: {"all": torch.cat([p["id"] for p in sent])})
     state = ServerState(0, random_weights(99))
     uploads = [
         TrainResult(one.client_id, 1, one.weights, one.num_examples, payload={"id": torch.tensor([one.client_id])})
         for one in random_results()
     ]
-    found = set()
+    found, tasks = set(), {k: make_task(server, state, k) for k in range(5)}
     for order in itertools.permutations(uploads):
-        after = accept(server, state, list(order))
+        engine = type("Any", (), {"run_tasks": lambda self, tasks, order=order: order})()
+        after = accept(server, state, gather(server, engine, state, tasks)[0])
         lambdas = tuple(after.notes[k].get("scale") for k in range(5))  # None: Krum took this client's as they are
         found.add((digest(after.global_weights), lambdas, tuple(after.payload["all"].tolist())))
     assert len(found) == 1
@@ -130,7 +131,7 @@ def test_an_error_at_the_second_tensor_leaves_the_state_as_it_was(name):
     uploads[3] = TrainResult(3, 1, GlobalWeights(encoder, broken.predictor), 10)
     before = digest(state.global_weights)
     with pytest.raises(RuntimeError):
-        accept(Server(5, None, 0, FedEMA(), AGGREGATORS[name](), lambda payloads: {}), state, uploads)
+        accept(make_server(5, FedEMA(), AGGREGATORS[name]()), state, uploads)
     assert digest(state.global_weights) == before
     assert (state.notes, state.accepted_round) == ({}, {})
 

@@ -4,16 +4,23 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.federation.client import handle
 from fedssl.federation.client_store import ClientStore
+from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
-from fedssl.federation.rounds import Server, ServerState, accept, make_task, run_round
-from tests.helpers.small import digests, make_client, make_images, make_method, of, result, run, state_digests
-
-
-def make_server(rule=None, clients=4, pool=lambda payloads: {}):
-    return Server(clients, None, 0, rule or Replace(), WeightedAverage(), pool)
+from fedssl.federation.rounds import ServerState, accept, make_task, run_round
+from tests.helpers.small import (
+    digests,
+    make_client,
+    make_images,
+    make_method,
+    make_server,
+    of,
+    result,
+    run,
+    state_digests,
+)
 
 
 def made(folder):
@@ -38,10 +45,7 @@ def test_the_global_model_is_the_average_of_what_was_sent(tmp_path):
 def test_results_in_any_order_give_the_same_state(tmp_path):
     """An engine may bring replies as they come."""
 
-    class Backwards:
-        def __init__(self, client, store):
-            self.client, self.store = client, store
-
+    class Backwards(InProcessEngine):
         def run_tasks(self, tasks):
             return [handle(self.client, self.store, task) for task in reversed(tasks)]
 
@@ -49,7 +53,7 @@ def test_results_in_any_order_give_the_same_state(tmp_path):
     client = make_client(make_method(), FedEMA())
     state, store = ServerState(0, client.initial_global_weights()), ClientStore(made(tmp_path / "b"))
     for _ in range(2):
-        outcome = run_round(make_server(FedEMA()), Backwards(client, store), state)
+        outcome = run_round(make_server(4, FedEMA()), Backwards(client, store), state)
         state = outcome.state
     assert digests(forwards[-1]) == digests(outcome)
     assert state_digests(forwards_store, forwards[-1]) == state_digests(store, outcome)
@@ -57,7 +61,7 @@ def test_results_in_any_order_give_the_same_state(tmp_path):
 
 def test_task_says_which_state_the_server_accepted_last():
     state = ServerState(4, GlobalWeights(of(1.0), of(2.0)), {1: 3}, {1: {"scale": 0.5}}, {"extra": torch.ones(1)})
-    known, new = make_task(make_server(), state, 1), make_task(make_server(), state, 0)
+    known, new = make_task(make_server(4, Replace()), state, 1), make_task(make_server(4, Replace()), state, 0)
     assert (known.round_number, known.accepted_round, known.note) == (5, 3, {"scale": 0.5})
     assert (new.round_number, new.accepted_round, new.note) == (5, None, {})
     assert known.payload["extra"].item() == 1.0
@@ -67,8 +71,8 @@ def test_a_lost_reply_is_trained_again_from_the_accepted_state(tmp_path):
     """Two clients trained round 2 in vain; the repeated round gives the same bits as if nothing had happened."""
     expected, expected_store = run(tmp_path / "a", "fedema", rounds=2)
     client = make_client(make_method(), FedEMA())
-    server, store = make_server(FedEMA()), ClientStore(made(tmp_path / "b"))
-    engine = type("Plain", (), {"run_tasks": lambda self, tasks: [handle(client, store, task) for task in tasks]})()
+    server, store = make_server(4, FedEMA()), ClientStore(made(tmp_path / "b"))
+    engine = InProcessEngine(client, store)
     first = run_round(server, engine, ServerState(0, client.initial_global_weights()))
     for k in (0, 2):
         handle(client, store, make_task(server, first.state, k))  # its reply never arrives
@@ -78,7 +82,7 @@ def test_a_lost_reply_is_trained_again_from_the_accepted_state(tmp_path):
 
 
 def test_notes_are_made_for_clients_of_the_round_only():
-    server = make_server(FedEMA(between="global-local"))
+    server = make_server(4, FedEMA(between="global-local"))
     state = ServerState(0, GlobalWeights(of(0.0), of(0.0)), notes={9: {"scale": 1.5}})
     after = accept(server, state, [result(0, (0.0,), (0.0,)), result(1, (2.0,), (0.0,))])
     assert after.notes == {9: {"scale": 1.5}, 0: {"scale": 0.7}, 1: {"scale": 0.7}}  # both 1 from the mean

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedssl.core.weights import Weights, divergence
+from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.messages import GlobalWeights, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import Replace
@@ -192,17 +193,12 @@ def test_the_gate_looks_at_what_travels():
 
 
 def test_a_reply_in_other_numbers_never_reaches_the_average(tmp_path):
-    class Disobeys:
+    class Disobeys(InProcessEngine):
         """Client 1 sends float32."""
-
-        def __init__(self, client, store):
-            from fedssl.federation.engines.in_process import InProcessEngine
-
-            self.engine = InProcessEngine(client, store)
 
         def run_tasks(self, tasks):
             like = make_client(make_method(), Replace()).initial_global_weights()
-            for reply in self.engine.run_tasks(tasks):
+            for reply in super().run_tasks(tasks):
                 yield replace(reply, upload=like) if reply.client_id == 1 else reply
 
     outcomes, _ = run(tmp_path, rounds=1, wire="bf16", engine=Disobeys)

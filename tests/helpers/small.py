@@ -56,7 +56,22 @@ def held_by(parts, client):
 def make_client(method, rule, *, clients=4, images=None, training=TRAINING, rounds=2, seed=0, **options):
     pixels = make_images().pixels if images is None else images
     parts = torch.arange(len(pixels)).chunk(clients)
-    return Client(method, rule, Recipe(), training, lambda k: pixels[parts[k]], rounds, seed, **options)
+    return Client(
+        method=method,
+        rule=rule,
+        recipe=Recipe(),
+        training=training,
+        images_of=lambda k: pixels[parts[k]],
+        rounds=rounds,
+        seed=seed,
+        **options,
+    )
+
+
+def make_server(clients, rule, aggregate=None, pool=lambda payloads: {}, *, per_round=None, seed=0, **options):
+    aggregate = aggregate or WeightedAverage()
+    loop = {"num_clients": clients, "clients_per_round": per_round, "seed": seed}
+    return Server(**loop, rule=rule, aggregate=aggregate, pool=pool, **options)
 
 
 def run(
@@ -79,9 +94,8 @@ def run(
     if client is None:
         method = make_method(method, seed=seed)
         client = make_client(method, rule, clients=clients, rounds=rounds, seed=seed, wire=Wire(wire))
-    server = Server(
-        clients, per_round, seed, rule, aggregate or WeightedAverage(), client.method.pool, wire=client.wire
-    )
+    about = {"per_round": per_round, "seed": seed, "wire": client.wire}
+    server = make_server(clients, rule, aggregate, client.method.pool, **about)
     folder.mkdir(exist_ok=True)
     store = ClientStore(folder)
     state = ServerState(0, client.initial_global_weights())

@@ -139,16 +139,16 @@ def client(
     if allow_network:
         typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
     site = Site(
-        name,
-        server,
-        (state or Path("state") / name),
-        data,
-        None if insecure else ca.absolute(),
-        None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
-        device,
-        (*(allow_code or ()), *filter(None, [allow_network])),
-        insecure_anywhere,
-        Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
+        name=name,
+        server=server,
+        state=state or Path("state") / name,
+        data=data,
+        ca=None if insecure else ca.absolute(),
+        key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
+        device=device,
+        allow_code=(*(allow_code or ()), *filter(None, [allow_network])),
+        insecure_anywhere=insecure_anywhere,
+        limits=Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
     )
     with _stopping("stopped"):
         take_part(site, _say, wait)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,14 @@ class Sealed:
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         """The tensors whose names begin with `prefix`, under the rest of their names."""
-        return _read(self.folder / TENSORS, prefix)
+        return read_tensors(self.folder / TENSORS, prefix)
 
     def weights(self, part: str) -> Weights:
-        return read_weights(self.folder / TENSORS, part)
+        return named_weights(part, self.tensors())
 
 
-def _read(path: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix, memory-mapped.
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a file whose names begin with `prefix`, under the rest of their names, memory-mapped.
 
     By the format's own description, not by its library: that keeps 64 bytes for ever of every tensor it reads this way
     (safetensors 0.8), and a run of ten thousand rounds reads millions.
@@ -78,13 +79,18 @@ def _strides(shape: list[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def read_weights(path: Path, part: str) -> Weights:
-    """Weights by the names that `named_tensors` gave them, memory-mapped."""
-    return Weights(_read(path, f"{part}/parameters/"), _read(path, f"{part}/buffers/"))
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, under the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def named_weights(part: str, tensors: Mapping[str, Tensor]) -> Weights:
+    """Weights by the names that `named_tensors` gave them."""
+    return Weights(under(f"{part}/parameters/", tensors), under(f"{part}/buffers/", tensors))
 
 
 def named_tensors(part: str, weights: Weights) -> dict[str, Tensor]:
-    """The names under which `read_weights` finds them again."""
+    """The names under which `named_weights` finds them again."""
     parameters = {f"{part}/parameters/{name}": tensor for name, tensor in weights.parameters.items()}
     return parameters | {f"{part}/buffers/{name}": tensor for name, tensor in weights.buffers.items()}
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Progress
@@ -18,8 +17,7 @@ from fedssl.data.dataset import Pixels
 from fedssl.data.partition import Partition
 from fedssl.deployment.supervision import MARK
 from fedssl.experiment.build.data import build_dataset
-from fedssl.experiment.build.networks import build_networks
-from fedssl.experiment.build.parts import Parts, build, build_client, build_monitor, build_server, build_warnings
+from fedssl.experiment.build.parts import Parts, assemble, build
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.resolve import check_round
 from fedssl.experiment.config.schema import Config, Raw
@@ -58,19 +56,12 @@ class AtSites:
         if config.data.name != "sites":
             return _named(build(config, progress), names)
         check_round(config, config.client_sampling.clients_per_round or len(names))
-        device = choose_device(config.run.device)
         dataset = build_dataset(config.data, progress)
         partition = Partition(tuple(np.empty(0, np.int64) for _ in names), 0, names=tuple(names))
-        method, public_source = build_networks(config, dataset, partition, device, progress)
-        client = build_client(config, method, _nothing)
         remarks = list(dataset.remarks)
         if dataset.labelled is None:
             remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
-        server, monitor = build_server(config, client, len(names)), build_monitor(config, dataset)
-        warnings = build_warnings(config)
-        return Parts(
-            dataset, partition, client, server, monitor, device, remarks, warnings, client.privacy, public_source
-        )
+        return assemble(config, dataset, partition, _nothing, progress, remarks)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
         return Choice(config.run.model_copy(update={"engine": "flower"}))
@@ -91,10 +82,15 @@ class AtSites:
         def about(client_id: int) -> Raw:
             return {"run": self.run, "name": names[client_id], "settings": settings}
 
-        limit = config.failures.client_timeout or A_DAY
-        directory = self._directory(names, view)
         return FlowerEngine(
-            self.grid, directory, folder.path, about, view.waiting, config.flower.patience, limit, PAUSE
+            grid=self.grid,
+            directory=self._directory(names, view),
+            folder=folder.path,
+            about=about,
+            waiting=view.waiting,
+            patience=config.flower.patience,
+            time_limit=config.failures.client_timeout or A_DAY,
+            pause=PAUSE,
         )
 
     def _directory(self, names: list[str], view: View) -> Directory:
@@ -144,8 +140,8 @@ def run_at_server(grid: Grid, settings: Raw) -> None:
     config = typed_config(str(folder / FLOWER / SETTINGS))  # `fedssl server` wrote down there what was typed
     write_atomically(folder / FLOWER / APP_PID, str(os.getpid()))
     try:
-        surroundings = AtSites(grid, about["run"], about["keys"])
-        Experiment(config, surroundings).run(folder, FileView(folder / FLOWER / PROGRESS), force=about["force"])
+        backend = AtSites(grid, about["run"], about["keys"])
+        Experiment(config, backend).run(folder, FileView(folder / FLOWER / PROGRESS), force=about["force"])
     except FedsslError as error:
         what = json.dumps({"error": str(error), "exit_code": error.exit_code})
         write_atomically(folder / FLOWER / ERROR, what)

@@ -23,7 +23,7 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when the server took it
 NODE = "fedssl.deployment.supernode"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """What a client is started with; nothing of it is the server's to choose."""
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
 
 
-class Surroundings(Protocol):
+class Backend(Protocol):
+    """Where the clients of a run are."""
+
     def build(self, config: Config, progress: Progress) -> Parts: ...
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
@@ -62,7 +64,8 @@ class OneMachine:
     ) -> AbstractContextManager[Engine]:
         run, limit = config.run, config.failures.client_timeout
         if run.engine == "processes" and isinstance(run.workers, int):
-            return ProcessEngine(for_workers(config, folder.clients), folder.path, run.workers, view.step, limit)
+            side, path = for_workers(config, folder.clients), folder.path
+            return ProcessEngine(side=side, folder=path, workers=run.workers, watch=view.step, time_limit=limit)
         if run.engine == "flower":
             return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
         assert store is not None
@@ -95,7 +98,9 @@ def simulated(config: Config, clients: int, folder: Path, states: Path, waiting:
     asked, limit = config.flower, config.failures.client_timeout
     resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
     side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
-    return Simulation(clients, side, folder, {}, resources, waiting, limit)
+    return Simulation(
+        clients=clients, open_side=side, folder=folder, resources=resources, waiting=waiting, time_limit=limit
+    )
 
 
 @cache

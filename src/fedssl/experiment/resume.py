@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedssl.experiment.config.schema import Config, Raw
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import ENCODER, SUMMARY, check_config, read_environment, read_summary, vouched
+from fedssl.experiment.summary import Results
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.client_store import ClientStore
 
@@ -151,6 +153,52 @@ def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
     if any(name in MADE_AGAIN for name in broken):
         write_again()
     return said
+
+
+def note_resumption(
+    folder: RunFolder,
+    config: Config,
+    *,
+    environment: dict[str, Any],
+    changed: list[Change],
+    done: int,
+    say: Say,
+) -> None:
+    """Says and writes down that the run is resumed after round `done`, where, and what is not as it was."""
+    bits = changed_environment(folder.path, environment)
+    for change in bits:
+        say(f"warning: {change} since the run was begun: it resumes, but not bitwise as without the stop")
+    for change in changed:
+        say(f"note: {change}")
+        if change.key == "rounds" and config.local_training.schedule == "cosine":
+            rate = config.local_training.learning_rate
+            rates = f"the next rate is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
+            say(f"note: the cosine now ends at round {change.new}: {rates}")
+    about = {
+        "after_round": done,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "changed": {change.key: [change.old, change.new] for change in [*changed, *bits]},
+        "environment": environment,
+    }
+    folder.add_resumption(about)
+    folder.write_config(config.as_toml())
+
+
+def restored(folder: RunFolder, checkpoint: Checkpoint, rounds: int, say: Say) -> tuple[Results, list[dict[str, Any]]]:
+    """The results that a checkpoint carries and the records of its rounds; what came after them is taken back."""
+    course, done = checkpoint.course, checkpoint.state.round_number
+    found = Results(dict(course["results"]), course.get("correct", {}))  # runs of older versions kept none
+    seals = course.get("files", {})
+    if "rounds.jsonl" in seals:  # for all else the summary vouches, if one was written since
+        seals = vouched(folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
+    before = folder.reopen()
+    if done == rounds and "evaluation" in before:  # what `fedssl evaluate` said of these very weights
+        found.results["evaluation"] = before["evaluation"]
+    elif done == rounds and not before:
+        known = (folder.path / "evaluation.jsonl").exists()
+        lost = ", without the headline of evaluation.jsonl: evaluate again to have it there" if known else ""
+        say(f"warning: {folder.path / SUMMARY}: missing or damaged; it is made again{lost}")
+    return found, folder.cut_back(done, seals)
 
 
 def finished(folder: Path, rounds: int, say: Say) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import move_aside, remove_folder
-from fedssl.core.sealed import named_tensors, rounds_in, seal, unseal
+from fedssl.core.sealed import rounds_in, seal, unseal
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.rounds import ServerState
 
@@ -40,8 +40,7 @@ class CheckpointStore:
         """Seals the checkpoint, then removes the oldest ones."""
         state = checkpoint.state
         tensors = {f"payload/{name}": tensor for name, tensor in state.payload.items()}
-        tensors |= named_tensors("encoder", state.global_weights.encoder)
-        tensors |= named_tensors("predictor", state.global_weights.predictor)
+        tensors |= state.global_weights.named()
         facts = {
             "round": state.round_number,
             "accepted_round": state.accepted_round,
@@ -57,10 +56,10 @@ class CheckpointStore:
         facts = sealed.facts
         state = ServerState(
             facts["round"],
-            GlobalWeights(sealed.weights("encoder"), sealed.weights("predictor")),
-            {int(client): accepted for client, accepted in facts["accepted_round"].items()},
-            {int(client): note for client, note in facts["notes"].items()},
-            sealed.tensors("payload/"),
+            GlobalWeights.from_named(sealed.tensors()),
+            accepted_round={int(client): accepted for client, accepted in facts["accepted_round"].items()},
+            notes={int(client): note for client, note in facts["notes"].items()},
+            payload=sealed.tensors("payload/"),
         )
         return Checkpoint(state, facts["course"])
 

@@ -40,6 +40,7 @@ class Client:
 
     def __init__(
         self,
+        *,
         method: SiameseMethod,
         rule: UpdateRule,
         recipe: Recipe,
@@ -114,10 +115,10 @@ class Client:
             images,
             self.recipe,
             self.training,
-            self.training.learning_rate(task.round_number, self.rounds),
-            training_seed(self.seed, task.client_id, task.round_number),
-            partial(watch, task.client_id) if watch else None,
-            self.clock,
+            lr=self.training.learning_rate(task.round_number, self.rounds),
+            seed=training_seed(self.seed, task.client_id, task.round_number),
+            on_step=partial(watch, task.client_id) if watch else None,
+            clock=self.clock,
         )
         with self.clock.part("rule"):
             weights = weights_of(self.method)
@@ -164,13 +165,13 @@ class Client:
         self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars, key: bytes = b""
     ) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
-        shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights(Weights(), Weights())
+        shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights.EMPTY
         if self.privacy is not None:
             shared = self.privacy.protect(shared, task.global_weights, self.privacy.round_key(key, task.round_number))
         return TrainResult(
-            task.client_id,
-            task.round_number,
-            self.wire.encode(shared),
+            client_id=task.client_id,
+            round_number=task.round_number,
+            upload=self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
             payload=self.method.payload() if self.rule.shares else {},
@@ -228,7 +229,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
         state, result = client.train(state, task, watch)
         with clock.part("state"):
             kept = store.save(task, settings, state, result, client.sent.apart)
-    return replace(store.result(kept, client.sent), profile=clock.taken())
+    return store.result(kept, client.sent, clock.taken())
 
 
 def last_state(client: Client, store: ClientStore, task: TrainTask) -> ClientState | None:

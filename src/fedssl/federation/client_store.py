@@ -11,11 +11,10 @@ from pathlib import Path
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import remove_folder
 from fedssl.core.sealed import Sealed, named_tensors, rounds_in, seal, unseal
-from fedssl.core.weights import Weights
-from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, TrainResult, TrainTask, Upload
+from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
 
 PARTS = ("online", "predictor", "target")
-UPLOAD = ("upload/encoder", "upload/predictor")
+UPLOAD = "upload/"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class StoredUpload:
     def read(self) -> GlobalWeights:
         sealed = Sealed(self.folder, {})  # checked when it was written or found, moments ago
         if self.sent.apart:
-            return GlobalWeights(sealed.weights(UPLOAD[0]), sealed.weights(UPLOAD[1]))
+            return GlobalWeights.from_named(sealed.tensors(UPLOAD))
         return GlobalWeights(
             sealed.weights(self.sent.encoder).without(self.sent.private_encoder),
             sealed.weights("predictor").without(self.sent.private_predictor),
@@ -106,8 +105,7 @@ class ClientStore:
         for part in PARTS:
             tensors |= named_tensors(part, getattr(state.weights, part))
         if apart:
-            sent = result.weights
-            tensors |= named_tensors(UPLOAD[0], sent.encoder) | named_tensors(UPLOAD[1], sent.predictor)
+            tensors |= {UPLOAD + name: tensor for name, tensor in result.weights.named().items()}
         told = {"num_examples": result.num_examples, "scalars": result.scalars, "bytes": result.upload.num_bytes()}
         facts = {
             "client": task.client_id,
@@ -121,13 +119,18 @@ class ClientStore:
         self._prune(task)
         return sealed
 
-    def result(self, sealed: Sealed, sent: Sent) -> TrainResult:
+    def result(self, sealed: Sealed, sent: Sent, profile: Scalars | None = None) -> TrainResult:
         """The reply that a generation stands for; its weights stay on disk until somebody reads them."""
         facts, told = sealed.facts, sealed.facts["result"]
-        nothing = GlobalWeights(Weights(), Weights())
-        upload: Upload = StoredUpload(sealed.folder, sent, told["bytes"]) if sent.encoder else nothing
-        payload = sealed.tensors("payload/")
-        return TrainResult(facts["client"], facts["round"], upload, told["num_examples"], told["scalars"], payload)
+        return TrainResult(
+            client_id=facts["client"],
+            round_number=facts["round"],
+            upload=StoredUpload(sealed.folder, sent, told["bytes"]) if sent.encoder else GlobalWeights.EMPTY,
+            num_examples=told["num_examples"],
+            scalars=told["scalars"],
+            payload=sealed.tensors("payload/"),
+            profile=profile or {},
+        )
 
     def _prune(self, task: TrainTask) -> None:
         """Keeps the new generation, the accepted one, and older ones for as long as the server keeps checkpoints.

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.sealed import named_tensors, named_weights
 from fedssl.core.weights import Weights
 
 Scalars = dict[str, float]
@@ -24,6 +25,16 @@ class GlobalWeights:
 
     encoder: Weights
     predictor: Weights
+    EMPTY: ClassVar["GlobalWeights"]
+
+    def named(self) -> dict[str, Tensor]:
+        """All tensors in one table, as files and messages hold them: encoder/parameters/…, predictor/buffers/…."""
+        return named_tensors("encoder", self.encoder) | named_tensors("predictor", self.predictor)
+
+    @classmethod
+    def from_named(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The weights in a table that `named` made; what else is in it is left aside."""
+        return cls(named_weights("encoder", tensors), named_weights("predictor", tensors))
 
     def num_bytes(self) -> int:
         return self.encoder.num_bytes() + self.predictor.num_bytes()
@@ -35,6 +46,9 @@ class GlobalWeights:
     def digest(self) -> str:
         """SHA-256 of all tensors; made once, however many tasks carry these weights."""
         return hashlib.sha256(f"{self.encoder.digest()} {self.predictor.digest()}".encode()).hexdigest()
+
+
+GlobalWeights.EMPTY = GlobalWeights(Weights(), Weights())
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,11 @@ class Failure:
 
     def __str__(self) -> str:
         return self.told_of(f"client {self.client_id}")
+
+    def named(self, name: str) -> Self:
+        """With its client's name, where it has one and nobody has said it yet."""
+        said = not name or self.detail.startswith(f"{name}: ")
+        return self if said else replace(self, detail=f"{name}: {self.detail}".removesuffix(": "))
 
     def told_of(self, client: str) -> str:
         """In words, with the client's title."""

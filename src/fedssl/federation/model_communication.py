@@ -121,13 +121,11 @@ class ConstantMu(UpdateRule):
         return _mixed(local, task, self.mu_encoder, self.mu_predictor), scalars
 
 
-@dataclass(frozen=True, kw_only=True)
 class _DivergenceRule(UpdateRule):
-    """Shared by the rules that look at a divergence: which two encoders, and on which scale."""
+    """Shared by the rules that look at a divergence; the fields it reads are declared by each of them."""
 
-    between: Between
-    norm: Norm
-    stale: Stale = "selective"
+    between: Between  # which two encoders
+    norm: Norm  # on which scale
 
     def check(self, encoder: Weights) -> None:
         if self.norm == "mean-conv" and not conv_names(encoder):
@@ -141,25 +139,26 @@ class _DivergenceRule(UpdateRule):
     def reads(self) -> tuple[str, ...]:
         return ("training_divergence",) if self.between == "before-after" else ()
 
-    def distance(self, local: ClientState, task: TrainTask) -> float:
-        """‖W_g^r − W_k^{r−1}‖ (paper), or how far the client's own last training moved the encoder (authors)."""
+    def distance(self, global_: GlobalWeights, local: Weights, scalars: Scalars) -> float:
+        """‖W_g − W_k‖ (paper), or how far the client's own last training moved the encoder (authors)."""
         if self.between == "before-after":
-            return local.scalars["training_divergence"]
-        return divergence(task.global_weights.encoder, local.weights.online, self.norm)
+            return scalars["training_divergence"]
+        return divergence(global_.encoder, local, self.norm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedU(_DivergenceRule):
     """Divergence-aware predictor update: the predictor is replaced only while the divergence is below the threshold."""
 
-    threshold: NonNegative = 0.4  # on the scale of mean-conv
     between: Between = "global-local"
     norm: Norm = "mean-conv"
+    stale: Stale = "selective"
+    threshold: NonNegative = 0.4  # on the scale of mean-conv
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         if _starts_over(self.stale, local, task):
             return from_global(task)
-        distance = self.distance(local, task)
+        distance = self.distance(task.global_weights, local.weights.online, local.scalars)
         replaced = distance < self.threshold
         weights = _mixed(local, task, 0.0, 0.0 if replaced else 1.0)
         return weights, {"ema": 0.0, "divergence": distance, "predictor_replaced": float(replaced)}
@@ -174,11 +173,12 @@ class FedEMA(_DivergenceRule):
     the server, no note travels; equal under full participation, where the next task brings W_g^{r+1}.
     """
 
+    between: Between = "global-local"
+    norm: Norm = "l2"
+    stale: Stale = "selective"
     scale: NonNegative | None = None
     tau: Fraction = 0.7
     apply_to: Literal["both", "encoder", "predictor"] = "both"
-    between: Between = "global-local"
-    norm: Norm = "l2"
     lambda_at: Literal["server", "client"] = "server"
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -188,38 +188,35 @@ class FedEMA(_DivergenceRule):
             return start, scalars if scale is None or self.lambda_at == "server" else {**scalars, "scale": scale}
         if _missed(local, task) and self.stale == "keep-target":
             return _mixed(local, task, 0.0, 0.0), {"ema": 0.0, "scale": scale}
-        distance = self.distance(local, task)
+        distance = self.distance(task.global_weights, local.weights.online, local.scalars)
         mu = min(scale * distance, 1.0)
-        encoder_mu = 0.0 if self.apply_to == "predictor" else mu
-        predictor_mu = 0.0 if self.apply_to == "encoder" else mu
+        encoder_mu, predictor_mu = (mu if self.apply_to in ("both", part) else 0.0 for part in ("encoder", "predictor"))
         scalars = {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
         return _mixed(local, task, encoder_mu, predictor_mu), scalars
 
     def _scale(self, local: ClientState, task: TrainTask) -> float | None:
         """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""
-        if self.scale is not None:
-            return self.scale
-        if self.lambda_at == "server":
-            return task.note.get("scale")
-        if "scale" in local.scalars:
-            return local.scalars["scale"]
-        distance = self.distance(local, task)
-        return self.tau / distance if distance > 0 else None
+        known = task.note if self.lambda_at == "server" else local.scalars
+        if self.scale is not None or self.lambda_at == "server" or "scale" in known:
+            return known.get("scale") if self.scale is None else self.scale
+        return self._new_scale(task.global_weights, local.weights.online, local.scalars)
+
+    def _new_scale(self, global_: GlobalWeights, local: Weights, scalars: Scalars) -> float | None:
+        """tau / divergence; None: a divergence of next to 0 leaves it for later."""
+        distance = self.distance(global_, local, scalars)
+        scale = self.tau / distance if distance > 0 else math.inf
+        return scale if math.isfinite(scale) else None
 
     def kept(self, scalars: Scalars) -> Scalars:
         mine = self.lambda_at == "client" and self.scale is None and "scale" in scalars
         return {"scale": scalars["scale"]} if mine else {}
 
     def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
-        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of next to 0 leaves it for later."""
+        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set."""
         if "scale" in noted or self.scale is not None or self.lambda_at == "client":
             return noted
-        if self.between == "before-after":
-            distance = result.scalars["training_divergence"]
-        else:
-            distance = divergence(aggregated.encoder, result.weights.encoder, self.norm)
-        scale = self.tau / distance if distance > 0 else math.inf
-        return {**noted, "scale": scale} if math.isfinite(scale) else noted
+        scale = self._new_scale(aggregated, result.weights.encoder, result.scalars)
+        return noted if scale is None else {**noted, "scale": scale}
 
 
 def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu: float) -> ClientWeights:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedssl.core.errors import FedsslError, RoundError
-from fedssl.core.weights import Weights, non_finite
+from fedssl.core.weights import non_finite
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.model_aggregation import Aggregator
@@ -40,7 +40,7 @@ class ServerState:
     payload: Payload = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Server:
     """The settings of the loop; the state is a value apart."""
 
@@ -60,7 +60,7 @@ class Server:
         return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """What happened in a round, for the record; the weights themselves are in `state`."""
 
@@ -70,6 +70,8 @@ class Round:
     bytes_down: dict[int, int]
     seconds: float
     aggregation_seconds: float
+    idle_seconds: float  # of a worker, on average
+    workers: int  # clients served at once
 
 
 def run_rounds(server: Server, engine: Engine, state: ServerState, rounds: int) -> Iterator[Round]:
@@ -81,7 +83,7 @@ def run_rounds(server: Server, engine: Engine, state: ServerState, rounds: int) 
 
 
 def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
-    started = time.perf_counter()
+    started, idle_before = time.perf_counter(), engine.idle_seconds
     round_number = state.round_number + 1
     sampled = sample_clients(server.num_clients, server.clients_per_round, server.seed, round_number)
     # Once for all tasks: an engine may see that they carry the same.
@@ -92,8 +94,16 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
     trained = time.perf_counter()
     new_state = accept(server, state, results)
     ended = time.perf_counter()
-    sent = {task.client_id: task.num_bytes() for task in tasks.values()}
-    return Round(new_state, results, failures, sent, ended - started, ended - trained)
+    return Round(
+        state=new_state,
+        results=results,
+        failures=failures,
+        bytes_down={client_id: task.num_bytes() for client_id, task in tasks.items()},
+        seconds=ended - started,
+        aggregation_seconds=ended - trained,
+        idle_seconds=engine.idle_seconds - idle_before,
+        workers=min(engine.workers, len(tasks)),
+    )
 
 
 def gather(
@@ -103,7 +113,7 @@ def gather(
 
     All as it travels: `state` holds the global weights that the tasks carry.
     """
-    like = state.global_weights if server.rule.shares else GlobalWeights(Weights(), Weights())
+    like = state.global_weights if server.rule.shares else GlobalWeights.EMPTY
     payload_problem = server.payload_problem if server.rule.shares else nothing
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
@@ -121,6 +131,7 @@ def gather(
                 delivered[reply.client_id] = reply
         failures += [Failure(client_id, state.round_number + 1, "no-reply") for client_id in sorted(silent)]
         if len(delivered) >= server.quorum(len(tasks)):
+            # The same bits in whatever order replies came.
             return [delivered[client_id] for client_id in sorted(delivered)], failures
     raise TooFewClientsError(state.round_number + 1, len(delivered), server.quorum(len(tasks)), failures)
 
@@ -143,22 +154,21 @@ def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
     accepted = state.accepted_round.get(client_id)
     sends = server.rule.shares or accepted is None
     return TrainTask(
-        client_id,
-        state.round_number + 1,
-        accepted,
-        state.global_weights if sends else GlobalWeights(Weights(), Weights()),
-        state.notes.get(client_id, {}),
-        state.payload,
+        client_id=client_id,
+        round_number=state.round_number + 1,
+        accepted_round=accepted,
+        global_weights=state.global_weights if sends else GlobalWeights.EMPTY,
+        note=state.notes.get(client_id, {}),
+        payload=state.payload,
     )
 
 
 def accept(server: Server, state: ServerState, results: list[TrainResult]) -> ServerState:
-    """Aggregates, then notes for every client of the round what its next task carries."""
+    """Aggregates, then notes for every client of the round what its next task carries; `gather` sorted the results."""
     round_number = state.round_number + 1
-    results = sorted(results, key=lambda result: result.client_id)  # the same bits in whatever order replies came
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
-        return ServerState(round_number, state.global_weights, accepted, state.notes, state.payload)
+        return replace(state, round_number=round_number, accepted_round=accepted)
     aggregated = _aggregated(server, state, results)
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
     for result in results:

@@ -36,12 +36,12 @@ class BYOL(SiameseMethod):
         self.target_encoder.requires_grad_(not stop_gradient and without_stop_gradient == "paper")
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        view_1, view_2 = views
+        view_1, view_2 = views  # B x C x H x W
         assert self.target_encoder is not None
-        p1 = self.predictor(self.online_encoder(view_1))
+        p1 = self.predictor(self.online_encoder(view_1))  # B x d
         p2 = self.predictor(self.online_encoder(view_2))
         with torch.set_grad_enabled(not self.stop_gradient):
-            z1, z2 = self.target_encoder(view_1), self.target_encoder(view_2)
+            z1, z2 = self.target_encoder(view_1), self.target_encoder(view_2)  # B x d
         # Summed over the two directions, not averaged: a factor of two here is a factor of two in the learning rate.
         return byol_loss(p1, z2) + byol_loss(p2, z1)
 

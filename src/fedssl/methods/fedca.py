@@ -50,7 +50,7 @@ class FedCA(SiameseMethod):
         self.shared_projections, self.dictionary_size = shared_projections, dictionary_size
         self.public_images, self.public_data, self.base_epochs = public_images, public_data, align_epochs
         self.size = heads.out
-        self.dictionary = self.aligned = self.recent = torch.empty(0, self.size)
+        self.dictionary = self.aligned = self.recent = torch.empty(0, self.size)  # D x d, P x d, S x d
 
     def receive(self, payload: dict[str, Tensor]) -> None:
         nothing, device = torch.empty(0, self.size), next(self.parameters()).device
@@ -61,9 +61,9 @@ class FedCA(SiameseMethod):
         self.recent = torch.empty(0, self.size)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        view_1, view_2 = views
+        view_1, view_2 = views  # B x C x H x W
         apart = self._apart(view_1)
-        z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
+        z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)  # B x d
         self._remember(view_1)
         return nt_xent(z1, z2, self.temperature, self.dictionary.to(z1.device)) + self.align_weight * apart
 
@@ -72,13 +72,13 @@ class FedCA(SiameseMethod):
         if self.public is None or not len(self.aligned):
             return torch.zeros((), device=like.device)
         drawn = torch.randint(len(self.public), (len(like),))  # from the generator that a client's round seeds
-        images = as_input(self.public.index_select(0, drawn), like.device)
+        images = as_input(self.public.index_select(0, drawn), like.device)  # B x C x H x W
         return alignment(self.online_encoder(images), self.aligned.index_select(0, drawn.to(self.aligned.device)))
 
     @torch.no_grad()
     def _remember(self, view: Tensor) -> None:
         assert self.target_encoder is not None
-        keys = F.normalize(self.target_encoder(view).float(), dim=1)
+        keys = F.normalize(self.target_encoder(view).float(), dim=1)  # B x d
         self.recent = torch.cat([self.recent.to(keys.device), keys])[-self.shared_projections :]
 
     def after_step(self) -> None:
@@ -91,7 +91,7 @@ class FedCA(SiameseMethod):
     def pool(self, payloads: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The dictionary of the next round: as many projections of every client, the newest, in order of clients."""
         each = max(self.dictionary_size // max(len(payloads), 1), 1)
-        parts = [payload["projections"][-each:] for payload in payloads]
+        parts = [payload["projections"][-each:] for payload in payloads]  # up to `each` x d
         return {"dictionary": torch.cat(parts)[: self.dictionary_size]} if parts else {}
 
     def payload_problem(self, payload: dict[str, Tensor]) -> str:

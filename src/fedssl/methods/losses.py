@@ -55,7 +55,7 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float, negatives: Tensor | None
     similarity = z @ z.T / temperature  # 2B x 2B
     similarity.fill_diagonal_(float("-inf"))  # an image is not its own negative
     count = z1.shape[0]
-    other_view = torch.arange(2 * count, device=z.device).roll(count)
+    other_view = torch.arange(2 * count, device=z.device).roll(count)  # 2B
     if negatives is not None and len(negatives):
         similarity = torch.cat([similarity, z @ negatives.T / temperature], dim=1)  # 2B x (2B + D)
     return F.cross_entropy(similarity, other_view)
@@ -66,7 +66,7 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> T
     """MoCo: cross entropy of finding the key of the same image among it and the queue; all vectors normalised."""
     positive = (query * key).sum(dim=1, keepdim=True)  # B x 1
     negative = query @ queue.T  # B x Q
-    logits = torch.cat([positive, negative], dim=1) / temperature
+    logits = torch.cat([positive, negative], dim=1) / temperature  # B x (1 + Q)
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
 
 

@@ -45,7 +45,7 @@ class MoCo(SiameseMethod):
         super().__init__(Encoder(backbone, projector), has_target=True)
         self.temperature, self.momentum = temperature, momentum
         self.key_encoder, self.queue_between_rounds = key_encoder, queue_between_rounds
-        self.register_buffer("queue", F.normalize(torch.randn(queue_size, out_dim), dim=1))
+        self.register_buffer("queue", F.normalize(torch.randn(queue_size, out_dim), dim=1))  # Q x d
         self.register_buffer("queue_end", torch.zeros((), dtype=torch.int64))
         self.first_queue = self.queue.clone()
 
@@ -58,15 +58,15 @@ class MoCo(SiameseMethod):
             self.queue_end.zero_()
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        view_1, view_2 = views
+        view_1, view_2 = views  # B x C x H x W
         assert self.target_encoder is not None
-        q1 = F.normalize(self.online_encoder(view_1), dim=1)
+        q1 = F.normalize(self.online_encoder(view_1), dim=1)  # B x d
         q2 = F.normalize(self.online_encoder(view_2), dim=1)
         with torch.no_grad():
-            k1 = F.normalize(self.target_encoder(view_1), dim=1)
+            k1 = F.normalize(self.target_encoder(view_1), dim=1)  # B x d
             k2 = F.normalize(self.target_encoder(view_2), dim=1)
         queue = self.queue.clone()  # the backward pass needs the negatives as they were
-        self._enqueue(torch.cat([k1, k2]))
+        self._enqueue(torch.cat([k1, k2]))  # 2B x d
         return info_nce(q1, k2, queue, self.temperature) + info_nce(q2, k1, queue, self.temperature)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ class SimCLR(SiameseMethod):
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         if self.joint_batch:
-            z1, z2 = self.online_encoder(torch.cat([*views])).chunk(2)
+            z1, z2 = self.online_encoder(torch.cat([*views])).chunk(2)  # 2B x C x H x W -> B x d
         else:
-            z1, z2 = map(self.online_encoder, views)
+            z1, z2 = map(self.online_encoder, views)  # B x C x H x W -> B x d
         return nt_xent(z1, z2, self.temperature)

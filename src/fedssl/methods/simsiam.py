@@ -25,9 +25,9 @@ class SimSiam(SiameseMethod):
         self.stop_gradient = stop_gradient
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        view_1, view_2 = views
-        z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)
-        p1, p2 = self.predictor(z1), self.predictor(z2)
+        view_1, view_2 = views  # B x C x H x W
+        z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)  # B x d
+        p1, p2 = self.predictor(z1), self.predictor(z2)  # B x d
         if self.stop_gradient:
             z1, z2 = z1.detach(), z2.detach()
         return 0.5 * simsiam_loss(p1, z2) + 0.5 * simsiam_loss(p2, z1)

@@ -105,6 +105,10 @@ def test_a_logger_that_fails_is_reported_once_and_stops_nobody(tmp_path):
         log_round=lambda record: seen.append(record["round"]),
         finish=lambda summary: seen.append(summary["status"]),
     )
-    log_everything(Guarded([broken, whole], said.append), tmp_path)
+    guarded = Guarded([broken, whole], said.append)
+    guarded.start(SimpleNamespace(folder=tmp_path, config=SimpleNamespace(as_raw=lambda: CONFIG), done=None))
+    for record in ROUNDS:
+        guarded.round_finished(record, None)
+    guarded.finish(SUMMARY)
     assert said == ["warning: SimpleNamespace failed (ConnectionError: the server is down); the run continues"]
     assert seen == [0, 0, 1, 2, "finished"]

@@ -25,12 +25,11 @@ from fedssl.federation.engines.flower.messages import (
     unpack_tensors,
 )
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
-from fedssl.federation.rounds import Server, ServerState, TooFewClientsError, run_round
+from fedssl.federation.rounds import ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
 from tests.helpers.flower_grid import FakeGrid, context, node, unavailable
-from tests.helpers.small import make_client, make_method, task
+from tests.helpers.small import make_client, make_method, make_server, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
 
@@ -41,7 +40,8 @@ class OverMessages(OneMachine):
     def engine(self, config, parts, folder, store, view):
         answer = answering(Side(parts.client, store, folder.path / "log.jsonl"))
         grid = FakeGrid([node(number) for number in range(6)], answer)
-        return FlowerEngine(grid, Numbered(grid, 6), folder.path, lambda _: {}, view.waiting, 1.0, pause=0.0)
+        places = {"grid": grid, "directory": Numbered(grid, 6), "folder": folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=1.0, pause=0.0)
 
 
 def answering(side, node_config=None):
@@ -54,7 +54,7 @@ def test_the_same_bits_as_in_one_process(tmp_path, name):
     quick = {"rounds": 3, "evaluation.every": 0, "data.test_images": 10, "engine": "in-process"}
     experiment(name, **quick).run(tmp_path / "one")
     over = experiment(name, **quick)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "two")
     assert everything(tmp_path / "two") == everything(tmp_path / "one")
     assert not (tmp_path / "two/uploads").exists()
@@ -172,9 +172,16 @@ class Federation:
         self.said, self.waits = [], []
         directory = directory(self) if directory else Numbered(self.grid, 2)
         self.engine = FlowerEngine(
-            self.grid, directory, folder, lambda _: {}, self.waits.append, patience, time_limit, pause=0.01
+            grid=self.grid,
+            directory=directory,
+            folder=folder,
+            about=lambda _: {},
+            waiting=self.waits.append,
+            patience=patience,
+            time_limit=time_limit,
+            pause=0.01,
         )
-        self.server = Server(2, None, 0, FedEMA(), WeightedAverage(), self.client.method.pool, **options)
+        self.server = make_server(2, FedEMA(), pool=self.client.method.pool, **options)
         self.state = ServerState(0, self.client.initial_global_weights())
 
     def round(self):
@@ -472,14 +479,14 @@ def test_weights_travel_in_fewer_bits_and_end_in_the_same_ones(tmp_path, wire):
     quick = {"rounds": 2, "evaluation.every": 0, "data.test_images": 10, "aggregation.wire_dtype": wire}
     experiment("BYOL + FedEMA", engine="in-process", **quick).run(tmp_path / "one")
     over = experiment("BYOL + FedEMA", engine="in-process", **quick)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "two")
     assert everything(tmp_path / "two") == everything(tmp_path / "one")
 
 
 def test_where_the_time_went_is_known_over_messages_too(tmp_path):
     over = experiment("FedU", engine="in-process", rounds=1, profile=True)
-    over.surroundings = OverMessages()
+    over.backend = OverMessages()
     over.run(tmp_path / "run")
     (_, line) = (json.loads(text) for text in (tmp_path / "run/profile.jsonl").read_text().splitlines())
     assert line["parts"]["steps"] > 0

@@ -61,13 +61,18 @@ def test_a_run_goes_on_with_flower_where_another_engine_stopped(tmp_path):
     assert everything(tmp_path / "two") == everything(tmp_path / "one")
 
 
+def simulation_of(folder, resources, waiting):
+    about = {"clients": 3, "open_side": None, "folder": folder}
+    return Simulation(**about, resources=resources, waiting=waiting)
+
+
 def test_resources_reach_ray_as_they_were_asked(tmp_path):
-    simulation = Simulation(3, None, tmp_path, {}, Resources(2.0, 0.5, "auto"), print)
+    simulation = simulation_of(tmp_path, Resources(2.0, 0.5, "auto"), print)
     assert simulation._backend() == {
         "init_args": {"address": "auto", "log_to_driver": False, "logging_level": "error"},
         "client_resources": {"num_cpus": 2, "num_gpus": 0.5},
     }
-    assert "address" not in Simulation(3, None, tmp_path, {}, Resources(), print)._backend()["init_args"]
+    assert "address" not in simulation_of(tmp_path, Resources(), print)._backend()["init_args"]
 
 
 def test_a_simulation_that_does_not_start_is_an_error_with_the_reason(tmp_path, monkeypatch):
@@ -76,14 +81,14 @@ def test_a_simulation_that_does_not_start_is_an_error_with_the_reason(tmp_path, 
 
     monkeypatch.setattr("flwr.simulation.run_simulation", fails)
     watching = Watching()
-    simulation = Simulation(3, None, tmp_path, {}, Resources(ray_address="auto"), watching)
+    simulation = simulation_of(tmp_path, Resources(ray_address="auto"), watching)
     with pytest.raises(FedsslError, match=r"no Ray at auto; flower\.cpus_per_client"), simulation:
         raise AssertionError("it cannot have started")
 
 
 def test_a_simulation_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("fedssl.federation.engines.flower.simulation.START_LIMIT", 0.5)
-    simulation = Simulation(3, None, tmp_path, {}, Resources(), Watching())
+    simulation = simulation_of(tmp_path, Resources(), Watching())
     monkeypatch.setattr("flwr.simulation.run_simulation", lambda *values, **options: simulation._done.wait())
     with pytest.raises(FedsslError, match=r"did not start within 0\.5 s"), simulation:
         raise AssertionError("it cannot have started")

@@ -118,7 +118,8 @@ class Liars(OneMachine):
         nodes = [node(number, key=name.encode()) for number, name in enumerate(names)]
         grid = FakeGrid(nodes, self.answer)
         directory = ByKey(grid, names, {name.encode(): name for name in names}, lambda text: None)
-        return FlowerEngine(grid, directory, folder.path, lambda _: {}, view.waiting, 60.0, pause=0.0)
+        places = {"grid": grid, "directory": directory, "folder": folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=60.0, pause=0.0)
 
     def trained(self, number, round_number):
         """What a client would have sent."""
@@ -154,7 +155,7 @@ def run_against(liars, folder, rounds, view=None):
     settings |= {"data.test_images": 10, "evaluation.every": 0, "failures.min_clients": 2, "failures.retries": 0}
     settings |= {"engine": "in-process", "profile": True, "update_rule.between": "before-after"}
     experiment = load("smoke", SETTINGS | settings)
-    experiment.surroundings = liars
+    experiment.backend = liars
     experiment.run(folder, view)
     return CheckpointStore(folder / "checkpoints").load(rounds).state
 

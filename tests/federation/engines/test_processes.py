@@ -13,13 +13,12 @@ import torch
 from fedssl.core.errors import StorageError
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.processes import ProcessEngine
-from fedssl.federation.model_aggregation import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
-from fedssl.federation.rounds import Server, ServerState, run_round
+from fedssl.federation.rounds import ServerState, run_round
 from tests.faults.test_damage import Stops
 from tests.helpers import worker_sides
 from tests.helpers.faults import PRESETS, everything, experiment
-from tests.helpers.small import digests, run, state_digests
+from tests.helpers.small import digests, make_server, run, state_digests
 
 QUICK = {"rounds": 3, "evaluation.every": 0, "data.test_images": 10}
 
@@ -49,9 +48,11 @@ class Federation:
     def __init__(self, folder, side, time_limit=None):
         (folder / "clients").mkdir()
         self.client, self.store = worker_sides.whole(folder / "clients", 0)
-        self.server = Server(4, None, 0, FedEMA(), WeightedAverage(), self.client.method.pool)
+        self.server = make_server(4, FedEMA(), pool=self.client.method.pool)
         self.state = ServerState(0, self.client.initial_global_weights())
-        self.engine = ProcessEngine(partial(side, folder / "clients"), folder, 2, None, time_limit)
+        self.engine = ProcessEngine(
+            side=partial(side, folder / "clients"), folder=folder, workers=2, time_limit=time_limit
+        )
 
     def round(self):
         outcome = run_round(self.server, self.engine, self.state)
@@ -97,7 +98,7 @@ def test_payloads_travel_both_ways(tmp_path):
     (tmp_path / "x").mkdir()
     federation = Federation(tmp_path / "x", worker_sides.shares_more)
     federation.client.method.pool = lambda payloads: {"all": torch.cat([one["seen"] for one in payloads])}
-    federation.server = Server(4, None, 0, FedEMA(), WeightedAverage(), federation.client.method.pool)
+    federation.server = make_server(4, FedEMA(), pool=federation.client.method.pool)
     with federation.engine:
         federation.round()
         assert federation.state.payload["all"].tolist() == [1.0] * 4

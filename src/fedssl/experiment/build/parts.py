@@ -28,7 +28,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parts:
     """All that a run is made of, built and checked before anything is written."""
 
@@ -40,58 +40,78 @@ class Parts:
     device: torch.device
     remarks: list[str]
     warnings: list[str]
-    privacy: ClientDP | None = None
     public_source: str = ""  # in words, where a method's public images come from
 
 
 def build(config: Config, progress: Progress = silent) -> Parts:
     """Turns settings into parts, and refuses what cannot work."""
-    device = choose_device(config.run.device)
-    config.local_training.check(device)
+    config.local_training.check(choose_device(config.run.device))
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
+    parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
+    public = parts.client.method.public
+    if public is not None:
+        remarks.append(f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them")
+    return parts
+
+
+def assemble(
+    config: Config,
+    dataset: Dataset,
+    partition: Partition,
+    images_of: Callable[[int], Pixels],
+    progress: Progress,
+    remarks: list[str],
+) -> Parts:
+    """All that follows from the images and from who has them."""
+    device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
-    client = build_client(config, method, images_of_clients(dataset, partition))
-    server = build_server(config, client, len(partition.clients))
-    monitor = build_monitor(config, dataset)
-    if method.public is not None:
-        remarks.append(f"{len(method.public)} public images ({public_source}) are at no client; every site sees them")
-    warnings, privacy = build_warnings(config), client.privacy
-    return Parts(dataset, partition, client, server, monitor, device, remarks, warnings, privacy, public_source)
+    client = build_client(config, method, images_of)
+    return Parts(
+        dataset=dataset,
+        partition=partition,
+        client=client,
+        server=build_server(config, client, len(partition.clients)),
+        monitor=build_monitor(config, dataset),
+        device=device,
+        remarks=remarks,
+        warnings=build_warnings(config),
+        public_source=public_source,
+    )
 
 
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
     return Client(
-        method,
-        UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
-        RECIPES[config.augmentation.name](**config.augmentation.settings),
-        config.local_training,
-        images_of,
-        config.run.rounds,
-        config.run.seed,
-        config.uploads.upload,
-        config.uploads.batchnorm,
-        config.run.profile,
-        Wire(config.uploads.wire_dtype),
-        PRIVACY[config.privacy.name](**config.privacy.settings),
-        config.failures.damaged_state == "start-over",
+        method=method,
+        rule=UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
+        recipe=RECIPES[config.augmentation.name](**config.augmentation.settings),
+        training=config.local_training,
+        images_of=images_of,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        upload=config.uploads.upload,
+        batchnorm=config.uploads.batchnorm,
+        profile=config.run.profile,
+        wire=Wire(config.uploads.wire_dtype),
+        privacy=PRIVACY[config.privacy.name](**config.privacy.settings),
+        start_over=config.failures.damaged_state == "start-over",
     )
 
 
 def build_server(config: Config, client: Client, num_clients: int) -> Server:
     return Server(
-        num_clients,
-        config.client_sampling.clients_per_round,
-        config.run.seed,
-        client.rule,
-        _aggregator(config, client.privacy, num_clients),
-        client.method.pool,
-        config.failures.min_clients,
-        config.failures.retries,
-        client.wire,
-        client.method.payload_problem,
-        client.needed_numbers(),
+        num_clients=num_clients,
+        clients_per_round=config.client_sampling.clients_per_round,
+        seed=config.run.seed,
+        rule=client.rule,
+        aggregate=_aggregator(config, client.privacy, num_clients),
+        pool=client.method.pool,
+        min_clients=config.failures.min_clients,
+        retries=config.failures.retries,
+        wire=client.wire,
+        payload_problem=client.method.payload_problem,
+        needed=client.needed_numbers(),
     )
 
 

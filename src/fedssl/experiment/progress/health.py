@@ -3,18 +3,27 @@
 from collections.abc import Callable
 from typing import Any
 
+from fedssl.experiment.observers import Observer, Start
 from fedssl.methods.collapse import COLLAPSED_BELOW
 
 DEAF_ROUNDS = 5
 
 
-class RunWarnings:
+class RunWarnings(Observer):
     """Each warning once a client and run; `title` names a client."""
 
-    def __init__(self, title: Callable[[int], str]) -> None:
-        self._title = title
+    def __init__(self, title: Callable[[int], str], say: Callable[[str], None] | None = None) -> None:
+        self._title, self._say = title, say or (lambda _: None)
         self._deaf: dict[int, int] = {}
         self._said: set[tuple[str, int]] = set()
+
+    def start(self, run: Start) -> None:
+        for record in run.recorded:
+            self.check(record)  # said before
+
+    def round_finished(self, record: dict[str, Any], outcome: object) -> None:  # noqa: ARG002
+        for warning in self.check(record):
+            self._say(f"warning: {warning}")
 
     def check(self, record: dict[str, Any]) -> list[str]:
         """The new warnings that a round's record gives reason for."""

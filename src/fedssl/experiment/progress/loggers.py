@@ -11,6 +11,7 @@ from fedssl.core.extras import EXTRAS, need
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say
 from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.metrics import metrics_of
 from fedssl.experiment.records.run_record import read_json
 
@@ -111,17 +112,17 @@ def make_loggers(names: Iterable[str]) -> list[Logger]:
     return [LOGGERS[name]() for name in names]
 
 
-class Guarded:
+class Guarded(Observer):
     """Several loggers as one that cannot fail: what goes wrong is said once per logger, and the run continues."""
 
     def __init__(self, loggers: Iterable[Logger], say: Say) -> None:
         self._loggers, self._say = list(loggers), say
         self._said: set[int] = set()
 
-    def start(self, folder: Path, config: dict[str, Any], done: int | None) -> None:
-        self._each("start", folder, config, done)
+    def start(self, run: Start) -> None:
+        self._each("start", run.folder, run.config.as_raw(), run.done)
 
-    def log_round(self, record: dict[str, Any]) -> None:
+    def round_finished(self, record: dict[str, Any], outcome: object) -> None:  # noqa: ARG002
         self._each("log_round", record)
 
     def finish(self, summary: dict[str, Any]) -> None:

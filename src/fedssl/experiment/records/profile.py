@@ -2,45 +2,44 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from fedssl.core.stopwatch import PARTS, UNKNOWN, Stopwatch
+from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import read_lines
-from fedssl.federation.rounds import Engine, Round
+from fedssl.federation.rounds import Round
 
 
-class ProfileBook:
+class ProfileBook(Observer):
     """One line per round. Every part is in seconds of wall time: what N workers did side by side counts 1/N.
 
     All parts are measured, none is what is left over; what no part has claimed is `other`.
     """
 
-    def __init__(self, on: bool, folder: RunFolder) -> None:
-        self.clock, self.folder = Stopwatch(on), folder
-        self._started, self._idle = time.perf_counter(), 0.0
-
-    def start_round(self) -> None:
+    def __init__(self, clock: Stopwatch, folder: RunFolder) -> None:
+        self.clock, self.folder = clock, folder
         self._started = time.perf_counter()
 
-    def end_round(self, outcome: Round | None = None, engine: Engine | None = None) -> None:
-        """After all that belongs to the round, the checkpoint too; without an outcome it was round 0."""
+    def start(self, run: Start) -> None:  # noqa: ARG002
+        self._started = time.perf_counter()
+
+    def round_finished(self, record: dict[str, Any], outcome: Round | None) -> None:
+        """After all that belongs to the round, the checkpoint too."""
         if not self.clock.on:
             return
         parts: dict[str, float] = dict.fromkeys(PARTS, 0.0) | self.clock.taken()
-        workers = 1
-        if outcome and engine:
-            workers = min(engine.workers, len(outcome.bytes_down))
+        workers = outcome.workers if outcome else 1
+        if outcome:
             for result in outcome.results:
                 for name, seconds in result.profile.items():
                     parts[name] += seconds / workers
             parts["aggregation"] += outcome.aggregation_seconds
-            parts["idle"] += engine.idle_seconds - self._idle
-            self._idle = engine.idle_seconds
+            parts["idle"] += outcome.idle_seconds
         now = time.perf_counter()
         wall = now - self._started
         parts[UNKNOWN] = wall - sum(parts.values())
-        number = outcome.state.round_number if outcome else 0
-        self.folder.append_profile({"round": number, "wall": wall, "workers": workers, "parts": parts})
+        self.folder.append_profile({"round": record["round"], "wall": wall, "workers": workers, "parts": parts})
         self._started = now
 
 

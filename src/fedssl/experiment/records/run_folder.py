@@ -36,6 +36,9 @@ GROWING = ("rounds.jsonl", "metrics.csv", "failures.jsonl", "profile.jsonl", "ev
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.encoder, self.partition, self.noise_key = path / ENCODER, path / "partition.json", path / "noise.key"
+        self.clients, self.checkpoints, self.flower = path / "clients", path / "checkpoints", path / FLOWER
+        self.base_encoder, self.features = path / "base-encoder", path / "features"
         self._grown: dict[str, GrowingFile] = {}
 
     @classmethod
@@ -76,38 +79,6 @@ class RunFolder:
             return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (FedsslError, KeyError):
             return "another process"
-
-    @property
-    def encoder(self) -> Path:
-        return self.path / ENCODER
-
-    @property
-    def noise_key(self) -> Path:
-        return self.path / "noise.key"
-
-    @property
-    def base_encoder(self) -> Path:
-        return self.path / "base-encoder"
-
-    @property
-    def clients(self) -> Path:
-        return self.path / "clients"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def partition(self) -> Path:
-        return self.path / "partition.json"
-
-    @property
-    def flower(self) -> Path:
-        return self.path / FLOWER
-
-    @property
-    def features(self) -> Path:
-        return self.path / "features"
 
     def write_config(self, toml: str) -> None:
         write_atomically(self.path / "config.toml", signed(toml, ".toml"))

@@ -4,8 +4,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from fedssl.experiment.observers import Observer, Start
 
-class Totals:
+
+class Totals(Observer):
     """Fed with every round's record, in order; a resumed run feeds the recorded ones again and has the same bits."""
 
     def __init__(self) -> None:
@@ -15,6 +17,13 @@ class Totals:
         self._core_seconds = {"training": 0.0, "evaluation": 0.0}
         self._loss: float | None = None
         self._failures = 0
+
+    def start(self, run: Start) -> None:
+        for record in run.recorded:
+            self.add(record)
+
+    def round_finished(self, record: dict[str, Any], outcome: object) -> None:  # noqa: ARG002
+        self.add(record)
 
     def add(self, record: dict[str, Any]) -> None:
         for name, seconds in record.get("core_seconds", {}).items():  # older records have none

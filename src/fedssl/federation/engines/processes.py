@@ -25,8 +25,7 @@ from safetensors.torch import load, save, save_file
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import UNFINISHED, storing
-from fedssl.core.sealed import named_tensors, read_weights
-from fedssl.core.weights import Weights
+from fedssl.core.sealed import read_tensors
 from fedssl.federation.client import Client, attempt
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import Failure, GlobalWeights, StepWatcher, TrainResult, TrainTask
@@ -46,7 +45,7 @@ class _Order:
     payload: bytes
 
     def unpack(self) -> TrainTask:
-        weights = GlobalWeights(read_weights(self.weights, "encoder"), read_weights(self.weights, "predictor"))
+        weights = GlobalWeights.from_named(read_tensors(self.weights))
         return replace(self.task, global_weights=weights, payload=load(self.payload) if self.payload else {})
 
 
@@ -64,6 +63,7 @@ class ProcessEngine:
 
     def __init__(
         self,
+        *,
         side: ClientSide,
         folder: Path,
         workers: int,
@@ -109,9 +109,8 @@ class ProcessEngine:
             weights = task.global_weights
             if id(weights) not in files:
                 path = self.folder / f"weights-{len(files)}.{os.getpid()}{UNFINISHED}"
-                tensors = named_tensors("encoder", weights.encoder) | named_tensors("predictor", weights.predictor)
                 with storing(path, weights.num_bytes()):
-                    save_file(tensors, path)
+                    save_file(weights.named(), path)
                 files[id(weights)] = path
         return files
 
@@ -127,7 +126,7 @@ class ProcessEngine:
 
     def _assign(self, worker: _Worker, task: TrainTask, files: dict[int, Path]) -> None:
         worker.task, worker.deadline = task, self._deadline(worker)
-        light = replace(task, global_weights=GlobalWeights(Weights(), Weights()), payload={})
+        light = replace(task, global_weights=GlobalWeights.EMPTY, payload={})
         order = _Order(light, files[id(task.global_weights)], save(task.payload) if task.payload else b"")
         with contextlib.suppress(OSError):  # a worker that has just died is noticed when its reply is awaited
             worker.connection.send(order)

@@ -50,6 +50,7 @@ class FlowerEngine:
 
     def __init__(
         self,
+        *,
         grid: Grid,
         directory: Directory,
         folder: Path,

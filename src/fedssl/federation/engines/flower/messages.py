@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
-from torch import Tensor
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import size_text, storing
-from fedssl.core.sealed import check_layout, named_tensors, read_weights, write_tensors
+from fedssl.core.sealed import check_layout, read_tensors, under, write_tensors
 from fedssl.core.stopwatch import PARTS
-from fedssl.core.weights import Weights
 from fedssl.federation.engines.flower.api import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedssl.federation.messages import Failure, FailureCode, GlobalWeights, Payload, TrainResult, TrainTask
 from fedssl.federation.validation import numbers
@@ -48,7 +46,7 @@ class FileUpload:
     size: int
 
     def read(self) -> GlobalWeights:
-        return GlobalWeights(read_weights(self.path, "encoder"), read_weights(self.path, "predictor"))
+        return GlobalWeights.from_named(read_tensors(self.path))
 
     def num_bytes(self) -> int:
         return self.size
@@ -75,8 +73,7 @@ def facts_of(message: Message) -> Facts:
 
 def pack_tensors(weights: GlobalWeights, payload: Payload) -> ArrayRecord:
     """One buffer of all tensors that travel: encoder, predictor, a method's own payload."""
-    tensors = named_tensors("encoder", weights.encoder) | named_tensors("predictor", weights.predictor)
-    tensors |= {f"payload/{name}": tensor for name, tensor in payload.items()}
+    tensors = weights.named() | {f"payload/{name}": tensor for name, tensor in payload.items()}
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(data),), stype=FORMAT, data=data)})
 
@@ -96,16 +93,7 @@ def unpack_tensors(buffer: bytes) -> tuple[GlobalWeights, Payload]:
         raise
     except Exception as error:  # a header may hold anything
         raise FedsslError(f"tensors that cannot be read: {type(error).__name__}: {error}") from None
-    payload = _under(tensors, "payload/")
-    return GlobalWeights(_weights(tensors, "encoder"), _weights(tensors, "predictor")), payload
-
-
-def _weights(tensors: dict[str, Tensor], part: str) -> Weights:
-    return Weights(_under(tensors, f"{part}/parameters/"), _under(tensors, f"{part}/buffers/"))
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return GlobalWeights.from_named(tensors), under("payload/", tensors)
 
 
 # --- tasks, down
@@ -128,7 +116,7 @@ def unpack_task(message: Message) -> Order:
     weights, payload = unpack_tensors(buffer_of(message))
     try:
         note = numbers(facts["note"])
-        task = TrainTask(facts["client"], facts["round"], facts["accepted"], weights, note, payload)
+        task = TrainTask(facts["client"], facts["round"], facts["accepted"], weights, note=note, payload=payload)
         return Order(task, dict(facts["about"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FedsslError(f"a task without {error}") from None
@@ -166,9 +154,16 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
     weights, payload = unpack_tensors(buffer_of(message))
     if weights.num_bytes() > room:
         raise FedsslError(f"{size_text(weights.num_bytes())} of weights instead of {size_text(room)}")
-    tensors = named_tensors("encoder", weights.encoder) | named_tensors("predictor", weights.predictor)
     with storing(keep, weights.num_bytes()):
-        write_tensors(keep, tensors)  # written anew: nothing of what a client laid out in its buffer is mapped here
-    upload = FileUpload(keep, weights.num_bytes())
+        # Written anew: nothing of what a client laid out in its buffer is mapped here.
+        write_tensors(keep, weights.named())
     examples: Any = facts.get("num_examples")
-    return TrainResult(client_id, round_number, upload, examples, scalars, payload, profile)
+    return TrainResult(
+        client_id=client_id,
+        round_number=round_number,
+        upload=FileUpload(keep, weights.num_bytes()),
+        num_examples=examples,
+        scalars=scalars,
+        payload=payload,
+        profile=profile,
+    )

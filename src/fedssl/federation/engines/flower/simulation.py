@@ -40,15 +40,15 @@ class Simulation:
 
     def __init__(
         self,
+        *,
         clients: int,
         open_side: OpenSide,
         folder: Path,
-        about: Facts,
         resources: Resources,
         waiting: Say,
         time_limit: float | None = None,
     ) -> None:
-        self.clients, self.folder, self.about, self.resources = clients, folder, about, resources
+        self.clients, self.folder, self.resources = clients, folder, resources
         self.waiting, self.time_limit = waiting, time_limit
         self.client_app = make_client_app(open_side, _nobody, partial(_log_in, folder))
         self._grids: Queue[Grid] = Queue()
@@ -68,13 +68,13 @@ class Simulation:
             self._done.set()
             raise
         self._engine = FlowerEngine(
-            grid,
-            Numbered(grid, self.clients),
-            self.folder,
-            lambda _: self.about,
-            self._watch,
-            PATIENCE,
-            self.time_limit,
+            grid=grid,
+            directory=Numbered(grid, self.clients),
+            folder=self.folder,
+            about=lambda _: {},
+            waiting=self._watch,
+            patience=PATIENCE,
+            time_limit=self.time_limit,
             workers=self._side_by_side(),
         )
         return self._engine

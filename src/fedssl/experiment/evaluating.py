@@ -1,0 +1,79 @@
+"""The encoders of a run, evaluated between its rounds."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+
+import torch
+
+from fedssl.core.errors import DamagedError
+from fedssl.core.stopwatch import Stopwatch
+from fedssl.core.weights import Weights
+from fedssl.evaluation.monitor import Measured
+from fedssl.experiment.build.parts import Parts
+from fedssl.experiment.config.schema import Config
+from fedssl.experiment.progress.views import View
+from fedssl.federation.client_store import ClientStore
+from fedssl.federation.messages import ClientState
+from fedssl.federation.rounds import ServerState
+
+
+class Evaluator:
+    """Measures the global encoder, or where nothing is shared those of all clients."""
+
+    def __init__(
+        self, *, config: Config, parts: Parts, store: ClientStore | None, view: View, clock: Stopwatch
+    ) -> None:
+        self.config, self.parts, self.store, self.view, self.clock = config, parts, store, view, clock
+        self.encoder = deepcopy(parts.client.method.online_encoder)  # its own copy, loaded when needed
+        self._core_seconds = 0.0
+
+    def taken(self) -> float:
+        """The core-seconds since the last call."""
+        seconds, self._core_seconds = self._core_seconds, 0.0
+        return seconds
+
+    def measure(self, state: ServerState) -> Measured:
+        """In full in the first and the last round; in between quickly, every so often, and else nothing."""
+        number, every = state.round_number, self.config.evaluation.every
+        full = number in (0, self.config.run.rounds)
+        if not full and not (every and number % every == 0):
+            return Measured({})
+        started = time.process_time()
+        with self.clock.part("evaluation"):
+            measured = self._measured(state, full)
+        self._core_seconds += time.process_time() - started
+        return measured
+
+    def _measured(self, state: ServerState, full: bool) -> Measured:
+        """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""
+        if self.parts.server.rule.shares or state.round_number == 0:
+            return self._one(encoder_weights(self.parts, state), full)
+        assert self.store is not None  # a rule that shares nothing is refused where states are elsewhere
+        each = [self._one(one.weights.online, full) for one in self._client_states(self.store, state)]
+        of = {name: [one.values[name] for one in each] for name in each[0].values}
+        means = {name: statistics.fmean(values) for name, values in of.items()}
+        spreads = {f"{name}_sd": statistics.stdev(values) for name, values in of.items() if len(each) > 1}
+        correct = {name: torch.stack([one.correct[name] for one in each]).mean(dim=0) for name in each[0].correct}
+        return Measured(means | spreads, correct)
+
+    def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[ClientState]:
+        for client, accepted in sorted(state.accepted_round.items()):
+            try:
+                yield store.load(client, accepted)
+            except DamagedError:  # one that may start over has no encoder until it is asked again
+                if self.config.failures.damaged_state == "error":
+                    raise
+
+    def _one(self, weights: Weights, full: bool) -> Measured:
+        weights.load_into(self.encoder)
+        foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
+        if full:
+            return self.parts.monitor.full(self.encoder, self.view.progress)
+        return self.parts.monitor.quick(self.encoder, reestimate=foreign, progress=self.view.progress)
+
+
+def encoder_weights(parts: Parts, state: ServerState) -> Weights:
+    """W_g, completed by the initial values of what clients keep to themselves."""
+    return parts.client.first_weights.online.overlaid(state.global_weights.encoder)

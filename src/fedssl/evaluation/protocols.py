@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Registry
 from fedssl.data.partition import IntArray
 from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
 from fedssl.evaluation.features import Watch, unwatched
@@ -36,6 +37,9 @@ class Protocol(ABC):
 
     draws: ClassVar[bool] = True  # does anything depend on the seed?
     frozen: ClassVar[bool] = True  # does it look at fixed features only?
+
+    def check(self, data: LabelledData) -> None:  # noqa: B027
+        """Refuses images that this protocol may not be used with, before anything is computed."""
 
     @abstractmethod
     def predict(self, bench: Bench, seed: int, watch: Watch = unwatched) -> Predictions: ...
@@ -101,6 +105,9 @@ class SemiSupervised(Protocol):
         model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, watch, chosen)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
 
+    def check(self, data: LabelledData) -> None:
+        self.labelled(data)
+
     def labelled(self, data: LabelledData) -> IntArray:
         """The numbers of the training images to learn from; refuses too few, and images that are not unseen."""
         if data.labelled is None:
@@ -115,9 +122,14 @@ class SemiSupervised(Protocol):
 
 
 AUTHORS_SEMI: dict[str, Any] = {"trained": "head", "reported": "best test epoch"}
-PROTOCOLS: dict[str, dict[Variant, Protocol]] = {
-    "knn": {"paper": KNN(), "authors": KNN(features="projection")},
-    "linear": {"paper": Linear(), "authors": Linear(batch_size=2048, shuffle=False)},
-    "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, **AUTHORS_SEMI)},
-    "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, **AUTHORS_SEMI)},
-}
+PROTOCOLS: Registry[dict[Variant, Protocol]] = Registry(
+    "protocols",
+    "--protocol",
+    {
+        "knn": {"paper": KNN(), "authors": KNN(features="projection")},
+        "linear": {"paper": Linear(), "authors": Linear(batch_size=2048, shuffle=False)},
+        "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, **AUTHORS_SEMI)},
+        "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, **AUTHORS_SEMI)},
+    },
+    dict,
+)

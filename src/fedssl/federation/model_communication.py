@@ -8,12 +8,21 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Registry
 from fedssl.core.settings import Fraction, NonNegative
 from fedssl.core.weights import Norm, Weights, conv_names, divergence, interpolate
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
 
 Between = Literal["global-local", "before-after"]
 Stale = Literal["selective", "always", "keep-target"]
+COMPARES_ONLINE = (
+    "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
+    "another: use 'server'"
+)
+NEEDS_EXACT = (
+    "privacy.name: lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to "
+    "'client', or a fixed update_rule.scale"
+)
 BatchNormSharing = Literal["average", "local-statistics", "local-layers"]
 
 
@@ -29,6 +38,10 @@ class UpdateRule(ABC):
 
     def check(self, encoder: Weights) -> None:  # noqa: B027
         """Before the first round: refuses an encoder that this rule cannot work with."""
+
+    def problem(self, upload: str, private: bool) -> str:  # noqa: ARG002
+        """Why it cannot work where clients upload this encoder, or no exact weights, and the remedy; "": it can."""
+        return ""
 
     @abstractmethod
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -141,6 +154,12 @@ class _DivergenceRule(UpdateRule):
     def reads(self) -> tuple[str, ...]:
         return ("training_divergence",) if self.between == "before-after" else ()
 
+    def distance_to(self, aggregated: GlobalWeights, result: TrainResult) -> float:
+        """Server side: ‖W_g^{r+1} − W_k^r‖, or what the client measured."""
+        if self.between == "before-after":
+            return result.scalars["training_divergence"]
+        return divergence(aggregated.encoder, result.weights.encoder, self.norm)
+
     def distance(self, local: ClientState, task: TrainTask) -> float:
         """‖W_g^r − W_k^{r−1}‖ (paper), or how far the client's own last training moved the encoder (authors)."""
         if self.between == "before-after":
@@ -181,6 +200,11 @@ class FedEMA(_DivergenceRule):
     norm: Norm = "l2"
     lambda_at: Literal["server", "client"] = "server"
 
+    def problem(self, upload: str, private: bool) -> str:
+        if self.lambda_at == "client":
+            return COMPARES_ONLINE if upload == "target" else ""
+        return NEEDS_EXACT if private and self.scale is None else ""
+
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         scale = self._scale(local, task)
         if scale is None or _starts_over(self.stale, local, task):
@@ -190,17 +214,13 @@ class FedEMA(_DivergenceRule):
             return _mixed(local, task, 0.0, 0.0), {"ema": 0.0, "scale": scale}
         distance = self.distance(local, task)
         mu = min(scale * distance, 1.0)
-        encoder_mu = 0.0 if self.apply_to == "predictor" else mu
-        predictor_mu = 0.0 if self.apply_to == "encoder" else mu
-        scalars = {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
-        return _mixed(local, task, encoder_mu, predictor_mu), scalars
+        mixed = _mixed(local, task, mu * (self.apply_to != "predictor"), mu * (self.apply_to != "encoder"))
+        return mixed, {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
 
     def _scale(self, local: ClientState, task: TrainTask) -> float | None:
         """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""
-        if self.scale is not None:
-            return self.scale
-        if self.lambda_at == "server":
-            return task.note.get("scale")
+        if self.scale is not None or self.lambda_at == "server":
+            return task.note.get("scale", self.scale)
         if "scale" in local.scalars:
             return local.scalars["scale"]
         distance = self.distance(local, task)
@@ -214,10 +234,7 @@ class FedEMA(_DivergenceRule):
         """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set; a divergence of next to 0 leaves it for later."""
         if "scale" in noted or self.scale is not None or self.lambda_at == "client":
             return noted
-        if self.between == "before-after":
-            distance = result.scalars["training_divergence"]
-        else:
-            distance = divergence(aggregated.encoder, result.weights.encoder, self.norm)
+        distance = self.distance_to(aggregated, result)
         scale = self.tau / distance if distance > 0 else math.inf
         return {**noted, "scale": scale} if math.isfinite(scale) else noted
 
@@ -231,14 +248,19 @@ def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu:
     )
 
 
-UPDATE_RULES: dict[str, type[UpdateRule]] = {
-    "replace": Replace,
-    "update-both": UpdateBoth,
-    "fedu": FedU,
-    "fedema": FedEMA,
-    "constant-mu": ConstantMu,
-    "none": NoUpdate,
-}
+UPDATE_RULES: Registry[type[UpdateRule]] = Registry(
+    "update_rules",
+    "update_rule.name",
+    {
+        "replace": Replace,
+        "update-both": UpdateBoth,
+        "fedu": FedU,
+        "fedema": FedEMA,
+        "constant-mu": ConstantMu,
+        "none": NoUpdate,
+    },
+    UpdateRule,
+)
 
 
 def private_names(module: nn.Module, sharing: BatchNormSharing) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """The course of an evaluation: encoders x BatchNorm modes x protocols x seeds, each result written at once."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +11,7 @@ import torch
 from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode
 from fedssl.encoders.evaluate.data import find_data
 from fedssl.encoders.evaluate.request import EPOCHS, Request
 from fedssl.evaluation.context import Bench
@@ -18,14 +19,12 @@ from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
 from fedssl.evaluation.fitting import Fitting
-from fedssl.evaluation.protocols import KNN, PROTOCOLS, Protocol, SemiSupervised
+from fedssl.evaluation.protocols import PROTOCOLS, Protocol
 from fedssl.evaluation.results import Result, headline, merged
 from fedssl.evaluation.score import Score
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.evaluation_view import EvaluationView
 from fedssl.experiment.records.run_record import check_files
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.networks.backbones import AllowCode
 from fedssl.networks.heads import Encoder
 
 SUPERVISED = Fitting(epochs=EPOCHS["supervised"], batch_size=128, lr=1e-3)
@@ -75,8 +74,7 @@ class _Evaluation:
         self.cache = FeatureCache(run.folder.features) if request.cache else None
         self.subjects = list(self._subjects())
         for protocol in self.protocols.values():
-            if isinstance(protocol, SemiSupervised):
-                protocol.labelled(self.data)  # refuses a run that saw these images
+            protocol.check(self.data)
 
     def results(self) -> Iterator[Result]:
         pieces = sum(len(self._seeds(p)) * len(self._modes(p)) for p in self.protocols.values()) * len(self.subjects)
@@ -133,7 +131,7 @@ class _Evaluation:
 
     def _subjects(self) -> Iterator[Subject]:
         run, request = self.run, self.request
-        shares = UPDATE_RULES[run.config.update_rule.name].shares
+        shares = run.config.update_rule.factory.shares
         clients = tuple(run.client_rounds()) if request.clients or not shares else ()
         if not shares and not clients:
             raise FedsslError(f"{run.folder.path}: the run finished no round, its clients have no encoders")
@@ -162,11 +160,11 @@ class _Evaluation:
         return encoder  # type: ignore[no-any-return]
 
     def _protocol(self, name: str) -> Protocol:
-        protocol, settings = PROTOCOLS[name][self.request.variant], self.run.config.evaluation
-        if isinstance(protocol, KNN):
-            return replace(protocol, k=settings.k, temperature=settings.temperature)
+        """With those of its settings that the run or the request decide."""
+        protocol, settings = PROTOCOLS.typed(name)[self.request.variant], self.run.config.evaluation
         epochs = self.request.epochs.get(name.partition("-")[0])
-        return protocol if epochs is None else replace(protocol, epochs=epochs)  # type: ignore[call-arg]
+        given = {"k": settings.k, "temperature": settings.temperature, "epochs": epochs}
+        return replace(protocol, **{one.name: given[one.name] for one in fields(protocol) if given.get(one.name)})
 
     def _seeds(self, protocol: Protocol) -> range:
         return self.seeds if protocol.draws else self.seeds[:1]

@@ -7,7 +7,6 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.dataset import Pixels
 from fedssl.data.partition import Partition
 from fedssl.data.standard.cached import Dataset
@@ -16,15 +15,12 @@ from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
 from fedssl.experiment.build.networks import build_networks
-from fedssl.experiment.config.resolve import make_aggregator
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import Client
 from fedssl.federation.model_aggregation import Aggregator
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.privacy.mechanism import PRIVACY, ClientDP, PrivateAverage, run_key
+from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
-from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 
 
@@ -64,8 +60,8 @@ def build(config: Config, progress: Progress = silent) -> Parts:
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
     return Client(
         method,
-        UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
-        RECIPES[config.augmentation.name](**config.augmentation.settings),
+        config.update_rule.build(),
+        config.augmentation.build(),
         config.local_training,
         images_of,
         config.run.rounds,
@@ -74,7 +70,7 @@ def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int
         config.uploads.batchnorm,
         config.run.profile,
         Wire(config.uploads.wire_dtype),
-        PRIVACY[config.privacy.name](**config.privacy.settings),
+        config.privacy.build(),
         config.failures.damaged_state == "start-over",
     )
 
@@ -97,14 +93,15 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
 
 def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
     if privacy is None:
-        return make_aggregator(config.aggregation)
+        made: Aggregator = config.aggregation.build()
+        return made
     asked = config.client_sampling.clients_per_round or num_clients
     return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:
-    leaves = METHODS[config.method.name].leaves
-    if not leaves or not UPDATE_RULES[config.update_rule.name].shares:
+    leaves = config.method.factory.leaves
+    if not leaves or not config.update_rule.factory.shares:
         return []
     return [f"FEATURES LEAVE THE CLIENTS: with {config.method.name} every client also sends {leaves}"]
 

@@ -1,11 +1,12 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fedssl.core.errors import FedsslError
 from fedssl.data.holdout import choose_labelled
-from fedssl.data.partition import Partition, deal_out
+from fedssl.data.partition import PARTITIONS, Partition, deal_out
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import load
@@ -54,7 +55,7 @@ def test_nothing_by_default_and_labels_needed_otherwise():
 )
 def test_no_client_gets_a_labelled_image(name, settings, tmp_path):
     labelled = choose_labelled(UNEVEN, 254, 0, labelled_fraction=0.1)
-    partition = deal_out(name, settings, UNEVEN, 254, 0, labelled)
+    partition = deal_out(partial(PARTITIONS[name], **settings), UNEVEN, 254, 0, labelled)
     dealt = np.concatenate(partition.clients)
     assert not set(dealt) & set(labelled)
     assert len(dealt) + partition.unused + len(labelled) == 254
@@ -68,7 +69,7 @@ def test_no_client_gets_a_labelled_image(name, settings, tmp_path):
 def test_without_labelled_images_the_partition_is_what_it_was():
     from fedssl.data.partition import iid
 
-    dealt = deal_out("iid", {"num_clients": 3}, UNEVEN, 254, 0, np.empty(0, np.int64))
+    dealt = deal_out(partial(PARTITIONS["iid"], num_clients=3), UNEVEN, 254, 0, np.empty(0, np.int64))
     assert all(
         np.array_equal(a, b) for a, b in zip(dealt.clients, iid(UNEVEN, 254, 0, num_clients=3).clients, strict=True)
     )

@@ -262,7 +262,7 @@ def test_natural_with_another_number_of_clients_is_refused():
 def test_natural_keeps_a_share_of_each_and_leaves_out_labelled_images():
     owners = Owners(np.repeat([0, 1], [20, 10]), ("a", "b"))
     assert natural(None, 30, 0, owners, data_amount=0.5).sizes() == [10, 5]
-    dealt = deal_out("natural", {}, None, 30, 0, np.array([0, 25]), owners)
+    dealt = deal_out(PARTITIONS["natural"], None, 30, 0, np.array([0, 25]), owners)
     assert dealt.sizes() == [19, 9]
     assert 25 not in dealt.clients[1]
     assert dealt.names == ("a", "b")

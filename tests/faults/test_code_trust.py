@@ -31,7 +31,7 @@ from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config, typed_config
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.networks.backbones import check_code, find_backbone
+from fedssl.networks.backbones import BACKBONES, find_backbone
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.plan import make_plan
 from fedssl.paper.runner import _make
@@ -320,8 +320,8 @@ def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path, monkeypatch
 )
 def test_what_is_no_name_is_refused(name):
     for allowed in ((), ("",), ("os",), (str(name),)):
-        with pytest.raises(FedsslError, match="no network called"):
-            check_code(name, allowed)
+        with pytest.raises(FedsslError, match="there is no"):
+            BACKBONES.check(name, allowed)
 
 
 def test_a_card_says_how_a_network_of_ones_own_is_loaded(place):

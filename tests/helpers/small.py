@@ -40,7 +40,7 @@ def make_method(name="byol", width=4, seed=0, heads=HEADS, **settings):
         settings = {"queue_size": 24, "out_dim": 8, **settings}
     with global_stream(seed, "initial-weights"):
         backbone = convnet(3, width=width)
-        return METHODS[name].build(backbone, feature_size(backbone, 3, (16, 16)), heads, **settings)
+        return METHODS[name](backbone, feature_size(backbone, 3, (16, 16)), heads, **settings)
 
 
 def make_images(count=80, size=16):

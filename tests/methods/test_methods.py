@@ -214,9 +214,9 @@ def test_moco_queue_smaller_than_a_batch_keeps_the_newest():
 
 
 def test_moco_v1_and_v2_heads_and_temperatures():
-    v1 = METHODS["mocov1"].build(nn.Flatten(), 10, HEADS)
-    v2 = METHODS["mocov2"].build(nn.Flatten(), 10, HEADS)
-    paper = METHODS["mocov2"].build(nn.Flatten(), 10, HEADS, head="paper")
+    v1 = METHODS["mocov1"](nn.Flatten(), 10, HEADS)
+    v2 = METHODS["mocov2"](nn.Flatten(), 10, HEADS)
+    paper = METHODS["mocov2"](nn.Flatten(), 10, HEADS, head="paper")
     assert isinstance(v1.online_encoder.projector, nn.Linear)
     assert (v1.online_encoder.projector.out_features, v1.temperature, len(v1.queue)) == (128, 0.07, 4096)
     assert (v2.online_encoder.projector[0].out_features, v2.online_encoder.projector[3].out_features) == (10, 128)

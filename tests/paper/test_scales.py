@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedssl.core.errors import FedsslError
-from fedssl.data.datasets import DATASETS
+from fedssl.data import DATASETS
 from fedssl.experiment.build.data import build_partition
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.messages import flatten

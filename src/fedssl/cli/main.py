@@ -309,7 +309,7 @@ def networks() -> None:
     from fedssl.experiment.config.schema import Network
     from fedssl.networks.backbones import BACKBONES
 
-    _print_registry("network", {**BACKBONES, "with any of them": Network})
+    _print_registry("network", BACKBONES, Network)
 
 
 @app.command()
@@ -318,7 +318,7 @@ def methods() -> None:
     from fedssl.methods import METHODS
 
     leaves = {name: f"FEATURES LEAVE THE CLIENT: {entry.leaves}" for name, entry in METHODS.items() if entry.leaves}
-    _print_registry("method", {name: entry.build for name, entry in METHODS.items()}, leaves)
+    _print_registry("method", METHODS, warnings=leaves)
 
 
 @app.command()
@@ -326,7 +326,7 @@ def rules() -> None:
     """List the update rules with their settings ([update_rule] in a config)."""
     from fedssl.federation.model_communication import UPDATE_RULES
 
-    _print_registry("update_rule", dict(UPDATE_RULES))
+    _print_registry("update_rule", UPDATE_RULES)
 
 
 @app.command()
@@ -335,7 +335,7 @@ def aggregators() -> None:
     from fedssl.experiment.config.schema import Uploads
     from fedssl.federation.robust_aggregation import AGGREGATORS
 
-    _print_registry("aggregation", {**AGGREGATORS, "with any of them": Uploads})
+    _print_registry("aggregation", AGGREGATORS, Uploads)
 
 
 @app.command()
@@ -343,7 +343,7 @@ def privacy() -> None:
     """List the kinds of differential privacy with their settings ([privacy] in a config)."""
     from fedssl.federation.privacy.mechanism import PRIVACY
 
-    _print_registry("privacy", dict(PRIVACY))
+    _print_registry("privacy", PRIVACY)
 
 
 def _print_list(title: str, rows: dict[str, str]) -> None:
@@ -359,17 +359,20 @@ def _print_list(title: str, rows: dict[str, str]) -> None:
     console.print()
 
 
-def _print_registry(table: str, factories: dict[str, Any], warnings: dict[str, str] | None = None) -> None:
+def _print_registry(table: str, registry: Any, common: Any = None, warnings: dict[str, str] | None = None) -> None:
     from fedssl.core.settings import summary_of
     from fedssl.experiment.config.messages import describe_settings
 
-    for name, factory in factories.items():
+    for name, factory in {**registry, **({"with any of them": common} if common else {})}.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f"  {summary_of(factory)}")
         if warnings and name in warnings:
             typer.secho(f"    {warnings[name]}", fg="yellow")
         for key, (expected, default) in describe_settings(factory).items():
             typer.echo(f"    {table}.{key} = {default}   ({expected})")
+    for name, path in registry.installed.items():  # listed, not imported
+        typer.secho(name, bold=True, nl=False)
+        typer.echo(f"  of an installed package ({path})")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ that a config may give. `config.py` turns the same annotations into checks and e
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Interval
 from pydantic import StringConstraints, TypeAdapter, ValidationError
@@ -44,12 +44,10 @@ class Setting:
 
 def settings_of(factory: Callable[..., Any]) -> dict[str, Setting]:
     """The keyword-only arguments of a factory (also of a functools.partial), with annotations and defaults."""
-    function = inspect.unwrap(getattr(factory, "func", factory))
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     return {
-        name: Setting(name, hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(factory).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        name: Setting(name, Any if one.annotation is one.empty else one.annotation, one.default)
+        for name, one in inspect.signature(factory, eval_str=True).parameters.items()
+        if one.kind is one.KEYWORD_ONLY
     }
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -147,6 +147,25 @@ class Original:
     width: int
     height: int
     kind: str
+
+
+Load = TypeVar("Load", bound=Callable[..., Any])
+Where = Literal["everywhere", "sites", "here"]
+
+
+def kept(at: Where) -> Callable[[Load], Load]:
+    """Says of a function that loads a dataset where its images are: public, at the sites of a deployment, or here."""
+
+    def say(load: Load) -> Load:
+        load.where = at  # type: ignore[attr-defined]
+        return load
+
+    return say
+
+
+def where(load: Callable[..., Any]) -> Where:
+    """Where the images of a dataset are; here, at places that its settings name, unless it says otherwise."""
+    return getattr(load, "where", "here")
 
 
 @dataclass(frozen=True)

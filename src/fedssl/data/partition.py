@@ -11,6 +11,7 @@ from annotated_types import Interval
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
+from fedssl.core.registry import Registry
 from fedssl.core.seeding import numpy_stream
 from fedssl.core.settings import Count, Positive, client_title
 
@@ -210,17 +211,15 @@ def natural(
 
 
 # Each is called with labels, the number of images, the seed and the owners; what a kind does not need it ignores.
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "classes": classes,
-    "dirichlet": dirichlet,
-    "natural": natural,
-}
+PARTITIONS: Registry[Callable[..., Partition]] = Registry(
+    "partitions",
+    "partition.name",
+    {"iid": iid, "classes": classes, "dirichlet": dirichlet, "natural": natural},
+)
 
 
 def deal_out(
-    name: str,
-    settings: Mapping[str, Any],
+    deal: Callable[..., Partition],
     labels: IntArray | None,
     num_images: int,
     seed: int,
@@ -228,12 +227,12 @@ def deal_out(
     owners: Owners | None = None,
     public: IntArray | None = None,
 ) -> Partition:
-    """The partition of this name over all images but the labelled and the public ones, which no client gets."""
+    """What `deal`, a partition with its settings, makes of all images but the labelled and public ones: nobody's."""
     public = np.empty(0, np.int64) if public is None else public
     rest = np.setdiff1d(np.arange(num_images, dtype=np.int64), np.concatenate([labelled, public]))
     remaining = None if labels is None else labels[rest]
     of_rest = None if owners is None else replace(owners, clients=owners.clients[rest])
-    dealt = PARTITIONS[name](remaining, len(rest), seed, of_rest, **settings)
+    dealt = deal(remaining, len(rest), seed, of_rest)
     return replace(dealt, clients=tuple(rest[indices] for indices in dealt.clients), labelled=labelled, public=public)
 
 

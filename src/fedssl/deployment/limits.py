@@ -11,8 +11,7 @@ from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.experiment.resume import changes
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.methods import METHODS
+from fedssl.federation.privacy.mechanism import ClientDP
 
 PRIVACY = ("any", "central", "local")
 PINNED = "settings"
@@ -69,27 +68,27 @@ def check_settings(config: Config, limits: Limits) -> None:
         most = MOST.get(key, MOST.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
             raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site gives {most} at most")
-    leaves = METHODS[config.method.name].leaves
-    if leaves and UPDATE_RULES[config.update_rule.name].shares and not limits.allow_features:
+    leaves = config.method.factory.leaves
+    if leaves and config.update_rule.factory.shares and not limits.allow_features:
         raise FedsslError(
             f"method.name: with {config.method.name} every client also sends {leaves}: allow it with --allow-features"
         )
     if limits.private:
-        _check_privacy(config.privacy.as_raw(), limits)
+        _check_privacy(config.privacy.build(), limits)
 
 
-def _check_privacy(privacy: Raw, limits: Limits) -> None:
-    if privacy["name"] == "none":
+def _check_privacy(privacy: ClientDP | None, limits: Limits) -> None:
+    if privacy is None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
-    if limits.require_privacy == "local" and privacy["placement"] != "local":
+    if limits.require_privacy == "local" and privacy.placement != "local":
         raise FedsslError("privacy.placement: the server would add the noise, this site asks for 'local'")
-    if privacy["noise_seed"] != "secret":
+    if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
-    if privacy["noise_multiplier"] < limits.min_noise:
-        found = privacy["noise_multiplier"]
+    if privacy.noise_multiplier < limits.min_noise:
+        found = privacy.noise_multiplier
         raise FedsslError(f"privacy.noise_multiplier: {found:g}, this site asks for {limits.min_noise:g} (--min-noise)")
-    if privacy["clip_norm"] > limits.max_clip:
-        raise FedsslError(f"privacy.clip_norm: {privacy['clip_norm']:g}, this site takes {limits.max_clip:g} at most")
+    if privacy.clip_norm > limits.max_clip:
+        raise FedsslError(f"privacy.clip_norm: {privacy.clip_norm:g}, this site takes {limits.max_clip:g} at most")
 
 
 def open_run(runs: Path, run: str, config: Config, limits: Limits) -> Path:
@@ -108,7 +107,7 @@ def open_run(runs: Path, run: str, config: Config, limits: Limits) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PINNED).exists():
         seal(folder / PINNED, {}, {"settings": config.as_raw()})
-    begun = resolve(unseal(folder / PINNED).facts["settings"])
+    begun = resolve(unseal(folder / PINNED).facts["settings"], config.allow_code)
     forbidden = [change for change in changes(begun.as_raw(), config.as_raw()) if not change.harmless]
     if forbidden:
         listed = "; ".join(printable(str(change)) for change in forbidden)

@@ -13,7 +13,7 @@ import torch
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Progress
-from fedssl.data.dataset import Pixels
+from fedssl.data.dataset import Pixels, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.supervision import MARK
 from fedssl.experiment.build.data import build_dataset
@@ -29,7 +29,6 @@ from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.directory import ByKey, ByName, Directory, Grid
 from fedssl.federation.engines.flower.engine import FlowerEngine
-from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Engine
 
 SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.log"
@@ -51,9 +50,9 @@ class AtSites:
 
     def build(self, config: Config, progress: Progress) -> Parts:
         names = config.flower.clients
-        if not UPDATE_RULES[config.update_rule.name].shares:
+        if not config.update_rule.factory.shares:
             raise FedsslError(f"update_rule.name: {config.update_rule.name!r} shares nothing: it needs no deployment")
-        if config.data.name != "sites":
+        if where(config.data.factory) != "sites":
             return _named(build(config, progress), names)
         check_round(config, config.client_sampling.clients_per_round or len(names))
         dataset = build_dataset(config.data, progress)

@@ -15,23 +15,22 @@ import torch
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
-from fedssl.data.dataset import Pixels, fingerprint
+from fedssl.core.registry import AllowCode
+from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.limits import Limits, check_disk, check_settings, open_run
 from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.build.parts import build, build_client
-from fedssl.experiment.config.resolve import choice, resolve
+from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.client_app import Side
 from fedssl.federation.messages import ClientError
-from fedssl.networks.backbones import AllowCode, check_code
 
-OWN, SHARED = "sites", ("cifar10", "cifar100", "synthetic")
 OWNER, LOG = "client.json", "failures.jsonl"
 
 
@@ -75,12 +74,15 @@ def claim_state(state: Path, name: str) -> None:
 
 def checked_settings(raw: Raw, allow_code: AllowCode = ()) -> Config:
     """Settings as they came from the server, checked like any, and refused where they reach into this machine."""
-    check_code(raw.get("network", {}).get("name"), allow_code, "network.name of the server")
-    source = raw.get("data", {}).get("name")
-    if source not in (OWN, *SHARED):
-        raise FedsslError(f"data.name: {source!r} would have the server choose what is read here: use {OWN!r}")
+    for setting, registry, name in names_in(raw):
+        registry.check(name, allow_code, f"{setting} of the server")
     # What the server started from is a file of the server's; a client gets those weights with its first task.
-    return resolve(raw | {"init": {}}, allow_code)
+    config = resolve(raw | {"init": {}}, allow_code)
+    if where(config.data.factory) == "here":
+        raise FedsslError(
+            f"data.name: {config.data.name!r} would have the server choose what is read here: use 'sites'"
+        )
+    return config
 
 
 def _run_name(run: object) -> str:
@@ -93,7 +95,7 @@ def _run_name(run: object) -> str:
 @cache
 def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
-    if config.data.name == OWN:
+    if where(config.data.factory) == "sites":
         return _with_own_images(config, data, folder)
     if data:
         raise FedsslError(f"--data: this run trains on {config.data.name}, not on your own images: leave --data out")

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode
 from fedssl.core.weights import Weights
 from fedssl.data.own.decoding import Decoding
 from fedssl.evaluation.fine_tune import new_head
 from fedssl.experiment.records.encoder_file import as_pixels
-from fedssl.networks.backbones import AllowCode, find_backbone
+from fedssl.networks.backbones import find_backbone
 from fedssl.networks.weight_files import read_weight_file, weight_file
 
 FILE = "classifier.safetensors"

@@ -15,8 +15,8 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.files import new_folder
 from fedssl.core.progress import Progress, Say, silent, unheard
+from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset, Refusal
-from fedssl.data.datasets import DATASETS
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
 from fedssl.encoders.export.programs import write_onnx
@@ -25,9 +25,9 @@ from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.fitting import Fitting, fit
 from fedssl.evaluation.score import Score, confusion_matrix
+from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.config.resolve import choice
 from fedssl.experiment.records.run_record import SUMMARY, read_summary
-from fedssl.networks.backbones import AllowCode
 from fedssl.reports.pictures import confusion_picture
 
 MOST_CLASSES = 200  # that a picture of the confusion matrix can show
@@ -115,8 +115,7 @@ def _labelled(encoder: TrainedEncoder, request: Request, progress: Progress) -> 
         "test_fraction": 0.0 if request.test else float(request.test_fraction),
         **request.data_settings,
     }
-    chosen = choice("data", {"name": "folder", **settings})
-    dataset = DATASETS["folder"](progress, **chosen.settings_for(DATASETS["folder"]))
+    dataset = build_dataset(choice("data", {"name": "folder", **settings}), progress)
     if dataset.train.labels is None or dataset.train.num_classes < 2:
         raise FedsslError(
             f"--data {request.data}: two or more classes are needed: a subfolder for each, a column or array `label`"

@@ -11,12 +11,12 @@ from PIL import Image
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
+from fedssl.core.registry import AllowCode
 from fedssl.data.own.decoding import Decoding, RefusedError, decode_array, decode_image
 from fedssl.encoders.embed import ImageReader, embed, in_short
 from fedssl.encoders.trained import Network, open_encoder
 from fedssl.evaluation.features import compute_features
 from fedssl.experiment.records.encoder_file import check_range
-from fedssl.networks.backbones import AllowCode
 
 need("sklearn", "fedssl.encoders.sklearn")
 from sklearn.base import BaseEstimator, TransformerMixin  # noqa: E402

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode, package_of
 from fedssl.data.own.decoding import LARGEST_GREY, Decoding
 from fedssl.evaluation.features import with_reestimated_batchnorm
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.records.encoder_file import FeatureExtractor, load_encoder_file
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.networks.backbones import AllowCode, package_of
+from fedssl.networks.backbones import BACKBONES
 from fedssl.networks.weight_files import WeightFile, load_backbone
 
 Network = Literal["online", "target"]
@@ -90,7 +90,7 @@ def trained_encoder(run: FinishedRun, client: Client = None, network: Network | 
 def _check_global(run: FinishedRun, network: Network | None) -> Network:
     """Which network the global encoder is an average of; refuses what the server never had."""
     path, sent = run.folder.path, run.config.uploads.upload
-    if not UPDATE_RULES[run.config.update_rule.name].shares:
+    if not run.config.update_rule.factory.shares:
         raise FedsslError(f"{path}: its clients share nothing, so there is no global encoder: name one with --client 0")
     if not run.summary.get("rounds"):
         raise FedsslError(f"{path}: the run finished no round: there is no trained encoder")
@@ -147,7 +147,7 @@ def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
 
 def permission(about: dict[str, Any]) -> str:
     """What Python code that loads it must add to its arguments: nothing where the network is fedssl's own."""
-    package = package_of(about["network"]["name"])
+    package = package_of(BACKBONES.path(about["network"]["name"]))
     return f', allow_code=["{package}"]' if package else ""
 
 

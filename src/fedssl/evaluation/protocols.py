@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
+from fedssl.core.registry import Registry
 from fedssl.data.partition import IntArray
 from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
 from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
@@ -129,9 +130,14 @@ class SemiSupervised(Protocol):
         return chosen
 
 
-PROTOCOLS: dict[str, dict[Variant, Protocol]] = {
-    "knn": {"paper": KNN(), "authors": KNN(features="projection")},
-    "linear": {"paper": Linear(), "authors": Linear(batch_size=2048, shuffle=False)},
-    "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, trained="head")},
-    "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, trained="head")},
-}
+PROTOCOLS: Registry[dict[Variant, Protocol]] = Registry(
+    "protocols",
+    "--protocol",
+    {
+        "knn": {"paper": KNN(), "authors": KNN(features="projection")},
+        "linear": {"paper": Linear(), "authors": Linear(batch_size=2048, shuffle=False)},
+        "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, trained="head")},
+        "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, trained="head")},
+    },
+    dict,
+)

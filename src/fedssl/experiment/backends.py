@@ -1,6 +1,7 @@
 """Where the clients of a run are: what is built on this machine, who carries the tasks, whose states lie here."""
 
 import json
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
@@ -11,10 +12,11 @@ import torch
 
 from fedssl.core.extras import need
 from fedssl.core.progress import Progress, Say
+from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import fingerprint
 from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
-from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.config.schema import ENGINES, Config, Raw, Run
 from fedssl.experiment.engine_choice import Choice, choose_engine
 from fedssl.experiment.progress.views import View
 from fedssl.experiment.records.run_folder import RunFolder
@@ -23,7 +25,6 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.engines.processes import ClientSide, ProcessEngine
 from fedssl.federation.rounds import Engine
-from fedssl.networks.backbones import AllowCode
 
 if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
@@ -49,8 +50,8 @@ class OneMachine:
     """All clients here (or on a Ray cluster that shares the disk), with their images and states."""
 
     def build(self, config: Config, progress: Progress) -> Parts:
-        if config.run.engine == "flower":
-            need("flower", "engine", also=("ray",))
+        if config.run.engine != "auto":
+            _carrier(config).check()
         return build(config, progress)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
@@ -62,14 +63,84 @@ class OneMachine:
     def engine(
         self, config: Config, parts: Parts, folder: RunFolder, store: ClientStore | None, view: View
     ) -> AbstractContextManager[Engine]:
-        run, limit = config.run, config.failures.client_timeout
-        if run.engine == "processes" and isinstance(run.workers, int):
-            side, path = for_workers(config, folder.clients), folder.path
-            return ProcessEngine(side=side, folder=path, workers=run.workers, watch=view.step, time_limit=limit)
-        if run.engine == "flower":
-            return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
+        return _carrier(config).open(config, parts, folder, store, view)
+
+
+class Carrier(ABC):
+    """How the tasks of a run on one machine are carried out: what an entry of ENGINES is."""
+
+    def check(self) -> None:  # noqa: B027
+        """Refuses, before anything is built, where something is missing."""
+
+    def complete(self, run: Run, workers: int) -> Run:  # noqa: ARG002
+        """The settings with what it decides about them; `workers` processes would be used here."""
+        return run
+
+    @abstractmethod
+    def open(
+        self, config: Config, parts: Parts, folder: RunFolder, store: ClientStore | None, view: View
+    ) -> AbstractContextManager[Engine]: ...
+
+
+def _carrier(config: Config) -> Carrier:
+    made: Carrier = ENGINES.find(config.run.engine, config.allow_code)()
+    return made
+
+
+class OneByOne(Carrier):
+    """Clients one after another in this process."""
+
+    def open(
+        self,
+        config: Config,
+        parts: Parts,
+        folder: RunFolder,  # noqa: ARG002
+        store: ClientStore | None,
+        view: View,
+    ) -> AbstractContextManager[Engine]:
         assert store is not None
-        return nullcontext(InProcessEngine(parts.client, store, view.step, limit))
+        return nullcontext(InProcessEngine(parts.client, store, view.step, config.failures.client_timeout))
+
+
+class SideBySide(Carrier):
+    """Clients in worker processes."""
+
+    def complete(self, run: Run, workers: int) -> Run:
+        return run.model_copy(update={"workers": workers, "threads": max(run.threads, 1)})
+
+    def open(
+        self,
+        config: Config,
+        parts: Parts,  # noqa: ARG002
+        folder: RunFolder,
+        store: ClientStore | None,  # noqa: ARG002
+        view: View,
+    ) -> AbstractContextManager[Engine]:
+        workers, limit = config.run.workers, config.failures.client_timeout
+        assert isinstance(workers, int)
+        side, path = for_workers(config, folder.clients), folder.path
+        return ProcessEngine(side=side, folder=path, workers=workers, watch=view.step, time_limit=limit)
+
+
+class Simulated(Carrier):
+    """Clients as actors of Flower's simulation."""
+
+    def check(self) -> None:
+        need("flower", "engine", also=("ray",))
+
+    def complete(self, run: Run, workers: int) -> Run:  # noqa: ARG002
+        # An actor has one CPU as a rule, and other threads give other bits.
+        return run.model_copy(update={"threads": max(run.threads, 1)})
+
+    def open(
+        self,
+        config: Config,
+        parts: Parts,
+        folder: RunFolder,
+        store: ClientStore | None,  # noqa: ARG002
+        view: View,
+    ) -> AbstractContextManager[Engine]:
+        return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
 
 
 def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:

@@ -10,6 +10,7 @@ from fedssl.core.errors import DamagedError
 from fedssl.core.sealed import Sealed, named_tensors, seal, unseal
 from fedssl.core.seeding import derive_seed
 from fedssl.core.weights import Weights
+from fedssl.experiment.build.data import public_images
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.build.parts import Parts
 from fedssl.experiment.config.schema import Config
@@ -19,8 +20,8 @@ from fedssl.federation.messages import Payload
 
 def first_payload(config: Config, parts: Parts, folder: Path) -> Payload:
     """What the first tasks carry beside weights: a function of settings and public images, also after a stop."""
-    method = parts.client.method
-    if not method.base_epochs or method.public is None:
+    method, epochs = parts.client.method, public_images(config).base_epochs
+    if not epochs or method.public is None:
         return {}
     train = parts.dataset.train
     base = build_method(config, train.channels, train.image_size)  # as the clients begin, untouched by calibration
@@ -31,7 +32,7 @@ def first_payload(config: Config, parts: Parts, folder: Path) -> Payload:
     if kept:
         kept.weights("online").load_into(base.online_encoder)
     else:
-        settings = replace(config.local_training, epochs=method.base_epochs)
+        settings = replace(config.local_training, epochs=epochs)
         seed = derive_seed(config.run.seed, "base-encoder")
         train_locally(base, method.public, parts.client.recipe, settings, settings.lr, seed)
         seal(folder, named_tensors("online", Weights.of(base.online_encoder)), about)

@@ -13,7 +13,7 @@ from fedssl.core.files import size_text
 from fedssl.core.memory import available_bytes, give_back, own_bytes
 from fedssl.core.weights import Weights
 from fedssl.experiment.build.parts import Parts
-from fedssl.experiment.config.schema import Config, Run
+from fedssl.experiment.config.schema import ENGINES, Config, Run
 from fedssl.federation.client import Client
 from fedssl.federation.engines.processes import ClientSide, worker_context
 from fedssl.federation.local_training import train_locally
@@ -35,14 +35,10 @@ def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], Clie
     """Fills in `engine`, `workers` and `threads` where the settings leave them open; "" when there is no question."""
     run, asked = config.run, config.client_sampling.clients_per_round or len(parts.partition.clients)
     workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, asked)
-    if run.engine == "in-process":
-        return Choice(run)
-    if run.engine == "flower":  # an actor has one CPU as a rule, and other threads give other bits
-        return Choice(run.model_copy(update={"threads": max(run.threads, 1)}))
-    apart = run.model_copy(update={"engine": "processes", "workers": workers, "threads": max(run.threads, 1)})
-    if run.engine == "processes":
-        return Choice(apart)
-    together = run.model_copy(update={"engine": "in-process"})
+    if run.engine != "auto":
+        return Choice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
+    together, apart = (run.model_copy(update={"engine": name}) for name in ("in-process", "processes"))
+    apart = ENGINES[apart.engine]().complete(apart, workers)
     if workers < 2:
         return Choice(together)
     here = seconds_per_step(parts.client, 0)

@@ -72,7 +72,7 @@ class Experiment:
         if begun and not changed and (summary := finished(path, config.run.rounds, shown.say)):
             shown.say(f"{path}: this run is finished, nothing is left to do")
             return RunReport(path, summary)
-        if config.privacy.name != "none":
+        if config.privacy.build() is not None:
             need("privacy", "privacy.name")
         if config.run.threads:
             torch.set_num_threads(config.run.threads)

@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode
 from fedssl.data.partition import Partition
 from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.resolve import names_in
 from fedssl.experiment.config.schema import Config, Init
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.experiment.records.run_folder import RunFolder
@@ -26,7 +28,6 @@ from fedssl.experiment.records.run_record import (
 )
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import ClientWeights
-from fedssl.networks.backbones import AllowCode, check_code
 from fedssl.networks.heads import Encoder
 
 
@@ -39,15 +40,14 @@ class FinishedRun:
 
     @classmethod
     def open(cls, path: str | Path, allow_code: AllowCode = ()) -> "FinishedRun":
-        """Refuses at once a run whose network is code that was not allowed."""
+        """Refuses at once a run that names code which was not allowed."""
         folder = RunFolder(Path(path))
         for needed in ("config.toml", SUMMARY):
             if not (folder.path / needed).exists():
                 raise FedsslError(f"{folder.path}: not a run folder ({needed} is missing)")
         read_summary(folder.path)  # a damaged one is refused now, whatever is wanted
-        network = read_config(folder.path).get("network", {})
-        if isinstance(network, dict) and "name" in network:  # what is no table is refused when it is read
-            check_code(network["name"], allow_code, f"{folder.path / 'config.toml'}: network.name")
+        for setting, registry, name in names_in(read_config(folder.path)):
+            registry.check(name, allow_code, f"{folder.path / 'config.toml'}: {setting}")
         return cls(folder, allow_code)
 
     @cached_property

@@ -60,7 +60,7 @@ def as_begun(folder: Path, config: Config) -> Config:
     """An engine that is left to us stays the one with which the run was begun: another has other bits."""
     if config.run.engine != "auto":
         return config
-    begun = load_config(str(check_config(folder))).run
+    begun = load_config(str(check_config(folder)), allow_code=config.allow_code).run
     threads = config.run.threads or begun.threads
     chosen = {"engine": begun.engine, "workers": begun.workers, "threads": threads}
     return replace(config, run=config.run.model_copy(update=chosen))
@@ -68,7 +68,7 @@ def as_begun(folder: Path, config: Config) -> Config:
 
 def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:
     """The harmless changes that `force` allows; anything else is refused with all differences."""
-    found = changes(load_config(str(check_config(folder))).as_raw(), config.as_raw())
+    found = changes(load_config(str(check_config(folder)), allow_code=config.allow_code).as_raw(), config.as_raw())
     listed = "; ".join(str(change) for change in found)
     if any(not change.harmless for change in found):
         raise FedsslError(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Average, Weights
@@ -15,6 +16,8 @@ class Aggregator(ABC):
 
     `result.weights` may be read from disk each time it is asked for: an aggregator asks as seldom as it can.
     """
+
+    bounded: ClassVar[bool] = False  # True: a mean, in which privacy can bound what one client does to the result
 
     def __call__(self, results: Sequence[TrainResult], previous: GlobalWeights) -> GlobalWeights:
         """The new global weights, given those the clients started from; replies in any order give the same bits."""
@@ -64,6 +67,8 @@ class WeightedAverage(Aggregator):
 
     Reads every upload once and holds one at a time.
     """
+
+    bounded: ClassVar[bool] = True
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
         mean = Average(sum(result.num_examples for result in results))

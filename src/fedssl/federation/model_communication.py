@@ -8,12 +8,21 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Registry
 from fedssl.core.settings import Fraction, NonNegative
 from fedssl.core.weights import Norm, Weights, conv_names, divergence, interpolate
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
 
 Between = Literal["global-local", "before-after"]
 Stale = Literal["selective", "always", "keep-target"]
+COMPARES_ONLINE = (
+    "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
+    "another: use 'server'"
+)
+NEEDS_EXACT = (
+    "privacy.name: lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to "
+    "'client', or a fixed update_rule.scale"
+)
 BatchNormSharing = Literal["average", "local-statistics", "local-layers"]
 
 
@@ -29,6 +38,10 @@ class UpdateRule(ABC):
 
     def check(self, encoder: Weights) -> None:  # noqa: B027
         """Before the first round: refuses an encoder that this rule cannot work with."""
+
+    def problem(self, upload: str, private: bool) -> str:  # noqa: ARG002
+        """Why it cannot work where clients upload this encoder, or no exact weights, and the remedy; "": it can."""
+        return ""
 
     @abstractmethod
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -181,6 +194,11 @@ class FedEMA(_DivergenceRule):
     apply_to: Literal["both", "encoder", "predictor"] = "both"
     lambda_at: Literal["server", "client"] = "server"
 
+    def problem(self, upload: str, private: bool) -> str:
+        if self.lambda_at == "client":
+            return COMPARES_ONLINE if upload == "target" else ""
+        return NEEDS_EXACT if private and self.scale is None else ""
+
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         scale = self._scale(local, task)
         if scale is None or _starts_over(self.stale, local, task):
@@ -228,14 +246,19 @@ def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu:
     )
 
 
-UPDATE_RULES: dict[str, type[UpdateRule]] = {
-    "replace": Replace,
-    "update-both": UpdateBoth,
-    "fedu": FedU,
-    "fedema": FedEMA,
-    "constant-mu": ConstantMu,
-    "none": NoUpdate,
-}
+UPDATE_RULES: Registry[type[UpdateRule]] = Registry(
+    "update_rules",
+    "update_rule.name",
+    {
+        "replace": Replace,
+        "update-both": UpdateBoth,
+        "fedu": FedU,
+        "fedema": FedEMA,
+        "constant-mu": ConstantMu,
+        "none": NoUpdate,
+    },
+    UpdateRule,
+)
 
 
 def private_names(module: nn.Module, sharing: BatchNormSharing) -> frozenset[str]:

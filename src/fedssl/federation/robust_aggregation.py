@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedssl.core.registry import Registry
 from fedssl.core.settings import Count, Positive
 from fedssl.core.weights import Average, Weights, in_dtype
 from fedssl.federation.messages import TrainResult
@@ -192,10 +193,15 @@ def _inner_mean(ordered: Tensor, trim: int) -> Tensor:
     return mean.maximum(kept[0]).minimum(kept[-1])  # rounding or overflow may not lead out of what was kept
 
 
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "weighted-average": WeightedAverage,
-    "clipped-average": ClippedAverage,
-    "median": Median,
-    "trimmed-mean": TrimmedMean,
-    "krum": Krum,
-}
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
+    "aggregators",
+    "aggregation.name",
+    {
+        "weighted-average": WeightedAverage,
+        "clipped-average": ClippedAverage,
+        "median": Median,
+        "trimmed-mean": TrimmedMean,
+        "krum": Krum,
+    },
+    Aggregator,
+)

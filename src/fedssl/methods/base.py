@@ -1,13 +1,28 @@
 """What a self-supervised method is to the federation: Siamese networks with a loss over views."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedssl.networks.heads import Encoder
+
+
+@dataclass(frozen=True)
+class PublicImages:
+    """Images that a method wants everybody to see: how many, of which dataset, and how long a base is trained on them.
+
+    The base is trained by the server, before round 1. A method that wants some has settings `public_images` and
+    `public_data`, which the errors name.
+    """
+
+    count: int = 0
+    data: str = ""  # "": the run's own
+    base_epochs: int = 0
 
 
 class SiameseMethod(nn.Module, ABC):
@@ -19,12 +34,11 @@ class SiameseMethod(nn.Module, ABC):
 
     num_views: int = 2  # of each image, that a loss compares
 
-    # Of methods that need images which everybody may see (FedCA): how many, of which dataset ("": the run's own), and
-    # for how long the server trains a base on them before round 1. `public` holds them, uint8, once they are chosen.
-    public_images: int = 0
-    public_data: str = ""
-    base_epochs: int = 0
-    public: Tensor | None = None
+    recipe: ClassVar[str] = "simclr"  # the augmentation and the learning-rate schedule that its paper trains it with
+    schedule: ClassVar[str] = "cosine"
+    leaves: ClassVar[str] = ""  # what leaves a client beside weights and counts, in words
+
+    public: Tensor | None = None  # the images of `public_images`, uint8, once they are chosen
 
     def __init__(self, online_encoder: Encoder, predictor: nn.Module | None = None, has_target: bool = False) -> None:
         super().__init__()
@@ -34,6 +48,11 @@ class SiameseMethod(nn.Module, ABC):
         if has_target:
             self.target_encoder = deepcopy(online_encoder)  # a copy: the two must never share memory
             self.target_encoder.requires_grad_(False)
+
+    @classmethod
+    def public_images(cls, settings: Mapping[str, Any]) -> PublicImages:  # noqa: ARG003
+        """What a method of these settings needs of images that everybody may see."""
+        return PublicImages()
 
     @abstractmethod
     def loss(self, views: Sequence[Tensor]) -> Tensor:
@@ -68,7 +87,7 @@ class SiameseMethod(nn.Module, ABC):
         return {}
 
     def first_payload(self) -> dict[str, Tensor]:
-        """Server side, before round 1, of a copy that was trained `base_epochs` on the public images."""
+        """Server side, before round 1, of a copy that was trained on the public images."""
         return {}
 
     def receive(self, payload: dict[str, Tensor]) -> None:

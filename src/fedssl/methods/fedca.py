@@ -4,8 +4,8 @@ After Zhang et al., Federated Unsupervised Representation Learning (2020), which
 says how we read it. FEATURES LEAVE THE CLIENT: the projections that a client shares may tell something of its images.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedssl.core.settings import Count, Fraction, NonNegative, Positive
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import PublicImages, SiameseMethod
 from fedssl.methods.losses import alignment, nt_xent
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 from fedssl.networks.inputs import as_input
@@ -30,6 +30,8 @@ class FedCA(SiameseMethod):
     public images it is SimCLR: so is the base encoder trained.
     """
 
+    leaves = "normalised projections of some of its images (features)"
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -41,16 +43,20 @@ class FedCA(SiameseMethod):
         shared_projections: Count = 256,  # that a client sends a round, the last ones it saw
         dictionary_size: Count = 1024,  # that the server keeps of a round, as many of every client
         align_weight: NonNegative = 0.01,
-        public_images: Annotated[int, Ge(2)] = 512,  # of the training set, at random; they then belong to no client
-        public_data: str = "",  # another dataset to take them from
-        align_epochs: Count = 100,  # of the base encoder, at the server, before round 1
+        public_images: Annotated[int, Ge(2)] = 512,  # noqa: ARG002 - of the training set, at random; they then belong to no client
+        public_data: str = "",  # noqa: ARG002 - another dataset to take them from
+        align_epochs: Count = 100,  # noqa: ARG002 - of the base encoder, at the server, before round 1
     ) -> None:
+        # Public images and their base are made outside: `public_images`.
         super().__init__(Encoder(backbone, mlp(feature_size, heads)), has_target=True)
         self.temperature, self.momentum, self.align_weight = temperature, momentum, align_weight
         self.shared_projections, self.dictionary_size = shared_projections, dictionary_size
-        self.public_images, self.public_data, self.base_epochs = public_images, public_data, align_epochs
         self.size = heads.out
         self.dictionary = self.aligned = self.recent = torch.empty(0, self.size)  # D x d, P x d, S x d
+
+    @classmethod
+    def public_images(cls, settings: Mapping[str, Any]) -> PublicImages:
+        return PublicImages(settings["public_images"], settings["public_data"], settings["align_epochs"])
 
     def receive(self, payload: dict[str, Tensor]) -> None:
         nothing, device = torch.empty(0, self.size), next(self.parameters()).device

@@ -1,6 +1,7 @@
 """MoCo v1 and v2: find the key of an image among it and a queue of earlier keys, made by a momentum encoder."""
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Literal
 
 import torch
@@ -79,3 +80,11 @@ class MoCo(SiameseMethod):
 
     def after_step(self) -> None:
         self.move_target(self.momentum)
+
+
+class MoCoV1(MoCo):
+    """MoCo with a linear head and a lower temperature (He et al., 2020)."""
+
+    recipe, schedule = "weak-jitter", "constant"
+
+    __init__ = partialmethod(MoCo.__init__, head="linear", temperature=0.07)

@@ -1,24 +1,21 @@
 """Backbones: the paper's CIFAR ResNets, a small convnet for CPUs, or any module of the user's by import path."""
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode, Registry
 from fedssl.core.settings import Count
 from fedssl.networks.whitening import Stem, make_stem
 
 # Of a ResNet's convolutions: He's normal by fan-out, or what PyTorch gives every layer, as the authors' networks have.
 Init = Literal["he", "pytorch"]
 Stride = Literal[1, 2]
-AllowCode = Sequence[str]  # packages ("mynets") whose code may be imported, or a factory by its whole name
 USUAL_SIZES = (28, 32, 64, 96, 128, 160, 192, 224, 256, 299, 336, 384, 448, 512, 518)  # of networks for one size only
 
 
@@ -199,68 +196,17 @@ def convnet(channels: int, *, width: Count = 32, stem_stride: Literal[1, 2] = 1,
     return ConvNet(width, channels, stem_stride, stem)
 
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "resnet10": resnet10,
-    "convnet": convnet,
-}
+BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
+    "networks",
+    "network.name",
+    {"resnet18": resnet18, "resnet50": resnet50, "resnet10": resnet10, "convnet": convnet},
+)
 
 
-def find_backbone(name: str, allow_code: AllowCode = (), source: str = "network.name") -> Callable[..., nn.Module]:
-    """A registered backbone, or the factory "package.module:factory" if allowed (called with its settings alone)."""
-    check_code(name, allow_code, source)
-    if name in BACKBONES:
-        return BACKBONES[name]
-    module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        # The command `fedssl`, unlike `python -m`, does not look there. Last: it hides nothing that is installed.
-        sys.path.append(str(Path.cwd()))
-    try:
-        factory: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
-    except (ImportError, AttributeError) as error:
-        raise FedsslError(f"network.name: cannot import {name!r}: {error}") from error
-    if not callable(factory):
-        raise FedsslError(f"network.name: {name!r} is not a function or class that builds a module")
-    if name not in in_list(allow_code):
-        # "mynets:os.system" is within the allowed package by its name only.
-        home = getattr(getattr(factory, "func", factory), "__module__", None)  # of a partial, that of its function
-        check_code(f"{home}:{attribute}", allow_code, source)
-    return partial(_build_foreign, factory, name)
-
-
-def check_code(name: Any, allow_code: AllowCode, source: str = "network.name") -> None:
-    """Refuses a network's name that would import what was not allowed; nothing is imported before it is asked.
-
-    The one rule for all that names code: what a person typed allows the code that it names. What a file or a message
-    says allows nothing by itself, only fedssl's own networks and the packages that a person allowed.
-    """
-    package, allowed = package_of(name), in_list(allow_code)
-    module = str(name).partition(":")[0]
-    if not package or name in allowed or any(module == one or module.startswith(f"{one}.") for one in allowed):
-        return
-    raise FedsslError(
-        f"{source}: it names code of package {package!r} ({name}): if you trust it, say --allow-code {package} "
-        f"(Python: allow_code=[{package!r}])"
-    )
-
-
-def package_of(name: Any) -> str:
-    """The package that a network's name would import; "" for fedssl's own networks."""
-    if isinstance(name, str) and name in BACKBONES:
-        return ""
-    module, separator, factory = str(name).partition(":")
-    if not separator or not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
-        known = ", ".join(BACKBONES)
-        raise FedsslError(f"network.name: no network called {name!r}; known: {known}, or 'package.module:factory'")
-    return module.partition(".")[0]
-
-
-def in_list(allow_code: AllowCode) -> tuple[str, ...]:
-    """One package may be given as a plain text: its letters are no packages."""
-    return (allow_code,) if isinstance(allow_code, str) else tuple(allow_code)
+def find_backbone(name: str, allow_code: AllowCode = (), source: str = "") -> Callable[..., nn.Module]:
+    """A registered backbone, or somebody else's if it is allowed; theirs is called with its settings alone."""
+    factory = BACKBONES.find(name, allow_code, source)
+    return factory if name in BACKBONES else partial(_build_foreign, factory, name)
 
 
 def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **settings: Any) -> nn.Module:

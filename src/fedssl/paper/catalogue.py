@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import unknown
 from fedssl.evaluation.protocols import PROTOCOLS
-from fedssl.experiment.config.messages import flatten, nearest
+from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Raw
 
 Metric = Literal["knn", "linear", "semi-1", "semi-10", "divergence", "rounds-to", "epochs-to"]
@@ -197,5 +198,5 @@ def find_studies(names: list[str]) -> list[Study]:
     known = load_studies()
     for name in names:
         if name not in known and name != "all":
-            raise FedsslError(f"there is no experiment {name!r}{nearest(name, list(known))}: `fedssl paper` lists them")
+            raise unknown("there is no experiment", name, known, "fedssl paper")
     return list(known.values()) if "all" in names else [known[name] for name in dict.fromkeys(names)]

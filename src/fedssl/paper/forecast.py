@@ -16,12 +16,13 @@ from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
+from fedssl.evaluation.protocols import PROTOCOLS
+from fedssl.experiment.build.data import public_images
 from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.engine_choice import seconds_per_step
 from fedssl.experiment.progress.views import View
-from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.paper.plan import PlannedRun
 
 CIFAR_TRAIN, CIFAR_TEST = 50_000, 10_000
@@ -55,7 +56,7 @@ class Amounts:
         steps = training.steps_per_epoch(held) * training.epochs * asked * config.run.rounds
         steps += _base_steps(config)
         every = config.evaluation.every
-        encoders = 1 if UPDATE_RULES[config.update_rule.name].shares else clients
+        encoders = 1 if config.update_rule.factory.shares else clients
         looks = (config.run.rounds - 1) // every if every else 0
         evaluations = encoders * (looks + 2) + 2  # both modes of BatchNorm, first and last
         return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations)
@@ -63,8 +64,8 @@ class Amounts:
 
 def _base_steps(config: Config) -> int:
     """Of a base encoder on public images before round 1, for methods that have one."""
-    method = config.method.settings
-    return config.local_training.steps_per_epoch(method.get("public_images", 0)) * int(method.get("align_epochs", 0))
+    public = public_images(config)
+    return config.local_training.steps_per_epoch(public.count) * public.base_epochs
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _seconds(action: Callable[[], object]) -> float:
 def _small_parts(config: Config) -> Parts:
     """The run's network and batches on a few synthetic images of the right size, at one client."""
     raw = config.as_raw()
-    images = SAMPLE + config.local_training.batch_size + config.method.settings.get("public_images", 0)
+    images = SAMPLE + config.local_training.batch_size + public_images(config).count
     size = config.data.settings.get("image_size", 32)
     raw["data"] = {"name": "synthetic", "train_images": images, "test_images": 10, "image_size": size}
     raw["partition"] = {"name": "iid", "num_clients": 1}
@@ -165,15 +166,14 @@ class Forecast:
         look = (amounts.train_images + amounts.test_images) * speed.forward
         look += amounts.train_images * amounts.test_images * speed.knn
         seconds = START_SECONDS + amounts.steps * speed.step + amounts.evaluations * look
-        shares = UPDATE_RULES[config.update_rule.name].shares
+        shares = config.update_rule.factory.shares
         clients, kept = config.partition.settings["num_clients"], config.run.keep_checkpoints + 1
         for protocol in run.protocols:
             seconds += (1 if shares else clients) * self._protocol(protocol, speed, amounts)
         return RunForecast(seconds, kept * (clients * speed.state_bytes + speed.encoder_bytes), amounts.images)
 
     def _protocol(self, protocol: str, speed: Speed, amounts: Amounts) -> float:
-        name = protocol.partition("-")[0]
-        if name == "linear":
+        if PROTOCOLS[protocol]["paper"].frozen:
             fitted = amounts.train_images * self.epochs["linear"] * speed.linear
             return fitted + (amounts.train_images + amounts.test_images) * speed.forward
         tuned = BACKWARD * amounts.labelled * self.epochs["semi"] * speed.forward
@@ -196,4 +196,4 @@ def _kind(config: Config) -> str:
     raw = config.as_raw()
     training = {key: raw["local_training"][key] for key in ("batch_size", "precision", "compile")}
     same = [raw["method"], raw["network"], raw["augmentation"], training, raw["data"].get("image_size", 32)]
-    return json.dumps([*same, config.run.threads, config.run.device, config.update_rule.name == "none"], sort_keys=True)
+    return json.dumps([*same, config.run.threads, config.run.device, config.update_rule.factory.shares], sort_keys=True)

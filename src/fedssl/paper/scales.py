@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import unknown
 from fedssl.experiment.config.layers import load_config, load_raw
-from fedssl.experiment.config.messages import flatten, nearest
+from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.paper.catalogue import CLOSED, Cell
 
@@ -119,5 +120,5 @@ def load_scales() -> dict[str, Scale]:
 def find_scale(name: str) -> Scale:
     known = load_scales()
     if name not in known:
-        raise FedsslError(f"--scale: there is no {name!r}{nearest(name, list(known))}; known: {', '.join(known)}")
+        raise unknown("--scale: there is no", name, known)
     return known[name]

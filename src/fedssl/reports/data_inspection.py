@@ -10,7 +10,6 @@ import numpy as np
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
-from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.dataset import Dataset, Images
 from fedssl.data.own.found import shortened
 from fedssl.data.partition import Partition
@@ -84,7 +83,7 @@ def write_pictures(found: Inspection, folder: Path) -> list[Path]:
     if train.labels is not None:
         counts, names = partition.class_counts(train.labels.numpy(), train.num_classes), list(train.class_names)
     holdings_picture(folder / "holdings.png", counts, found.titles, names)
-    recipe = RECIPES[augmentation.name](**augmentation.settings)
+    recipe = augmentation.build()
     shown = client_views(train.pixels, partition, recipe, found.config.run.seed)
     titles = [partition.title(one.client) for one in shown]
     views_picture(folder / "views.png", shown, titles, len(partition.clients))

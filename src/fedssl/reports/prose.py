@@ -1,6 +1,7 @@
 """A run in plain words and headline numbers, for a reader who was not there."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, in_words
+from fedssl.federation.privacy.mechanism import PRIVACY, no_privacy
 from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.methods import METHODS
 from fedssl.reports.compare import duration, number, percent, traffic
@@ -51,18 +53,23 @@ def _who(record: RunRecord) -> str:
     held = f"{sum(sizes):,} images between them ({data}; {share})" if sizes else f"images ({data}; {share})"
     count = len(sizes) or config["partition"].get("num_clients", 0)
     written = COUNTS[count] if 0 < count < len(COUNTS) else f"{count:,}"
-    leaves = _leaves(config)
+    leaves = leaving(config)
     travelled = f"network weights and {leaves} travelled." if leaves else "only network weights travelled."
     return f"{written} clients held {held}, without labels. No image left its client: {travelled}"
 
 
-def _leaves(config: Table) -> str:
-    """What left the clients beside weights."""
-    entry, rule = (
-        METHODS.get(str(config["method"].get("name"))),
-        UPDATE_RULES.get(config["update_rule"].get("name", "")),
-    )
-    return entry.leaves if entry and (rule is None or rule.shares) else ""
+def leaving(config: Table) -> str:
+    """What left the clients beside weights; of a method that is not fedssl's own nobody knows it here."""
+    method = str(config["method"].get("name"))
+    if not shares(config):
+        return ""
+    return METHODS[method].leaves if method in METHODS else f"whatever else {method} sends"
+
+
+def shares(config: Table) -> bool:
+    """Whether anything was averaged."""
+    rule = UPDATE_RULES.get(str(config["update_rule"].get("name")))
+    return rule is None or rule.shares
 
 
 def _how(record: RunRecord) -> str:
@@ -76,12 +83,12 @@ def _how(record: RunRecord) -> str:
     if len(record.summary.get("data", {}).get("clients", [])) == 1:
         return trained
     rule = _phrase("rule", config["update_rule"])
-    if config["update_rule"].get("name") == "none":
+    if not shares(config):
         return f"{trained} {rule}"
-    private = config.get("privacy", {"name": "none"})
+    private = config.get("privacy", {})
+    plain = PRIVACY.get(str(private.get("name", "none"))) is no_privacy
     averaged = _phrase("aggregation", config.get("aggregation", {"name": "weighted-average"}))
-    averaged = averaged if private["name"] == "none" else _phrase("privacy", private)
-    return f"{trained} {averaged} {rule}"
+    return f"{trained} {averaged if plain else _phrase('privacy', private)} {rule}"
 
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
@@ -113,11 +120,7 @@ def _phrase(kind: str, settings: Table) -> str:
             return str(words[kind][name]).format(**settings)
         except (KeyError, IndexError):
             return name
-    registries: dict[str, dict[str, Any]] = {
-        "method": dict(METHODS),
-        "rule": dict(UPDATE_RULES),
-        "aggregation": dict(AGGREGATORS),
-    }
+    registries: dict[str, Mapping[str, Any]] = {"method": METHODS, "rule": UPDATE_RULES, "aggregation": AGGREGATORS}
     known = registries.get(kind, {})
     return f"{name}: {summary_of(known[name])}" if name in known else name
 
@@ -170,7 +173,7 @@ def warnings(record: RunRecord) -> list[str]:
         )
     if not record.environment:
         found.append("environment.json is missing: it is not known where the run was made.")
-    if leaves := _leaves(record.config):
+    if (leaves := leaving(record.config)) and record.config["method"].get("name") in METHODS:
         found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
     if about := record.summary.get("privacy"):
         found += [_sentence(text) for text in (in_words(about), *cautions(about))]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
-from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.dataset import Images
 from fedssl.data.partition import Partition
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
@@ -17,7 +16,6 @@ from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.projection import principal_components, tsne
 from fedssl.evaluation.score import confusion_matrix
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.networks.heads import Encoder
 from fedssl.reports import image_figures
 from fedssl.reports.client_views import client_views
@@ -66,7 +64,7 @@ class RunImages:
     def views(self, prefix: str) -> Figure:
         """Two views by the run's own recipe, for a few images of each client as far as there is room."""
         config, train, partition = self.run.config, self.run.dataset.train, self._partition
-        recipe = RECIPES[config.augmentation.name](**config.augmentation.settings)
+        recipe = config.augmentation.build()
         shown = client_views(train.pixels, partition, recipe, config.run.seed)
         titles = [partition.title(one.client) for one in shown]
         classes = [[""] * len(one.numbers) for one in shown]
@@ -141,7 +139,7 @@ class RunImages:
         """The module whose features are looked at, and whose it is; where nothing is shared, the first client's."""
         if not self.run.summary.get("rounds"):
             raise FedsslError("no round was finished: there is no trained encoder")
-        if UPDATE_RULES[self.run.config.update_rule.name].shares:
+        if self.run.config.update_rule.factory.shares:
             return self._module(self.run.global_encoder()), "trained, global encoder"
         client, encoder = next(iter(self.run.client_encoders().items()))
         title = self.run.partition.title(client)

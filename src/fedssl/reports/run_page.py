@@ -9,12 +9,12 @@ from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say, unheard
+from fedssl.core.registry import AllowCode
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.networks.backbones import AllowCode
 from fedssl.reports import prose as words
 from fedssl.reports import run_figures
 from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evaluation_label, parted, results, settings

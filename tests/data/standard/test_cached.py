@@ -3,8 +3,8 @@ import torch
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.settings import settings_of, summary_of
+from fedssl.data import DATASETS
 from fedssl.data.dataset import Images
-from fedssl.data.datasets import DATASETS
 from fedssl.data.standard.cache import save_images
 from fedssl.data.standard.cached import cifar10
 

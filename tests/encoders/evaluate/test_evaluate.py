@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from fedssl.core.checksums import measure
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.weights import Weights
+from fedssl.data import DATASETS
 from fedssl.data.dataset import Images
-from fedssl.data.standard import cached as datasets
-from fedssl.data.standard.cached import Dataset
+from fedssl.data.standard.cached import Dataset, synthetic
 from fedssl.encoders.evaluate import Request, evaluate
 from fedssl.encoders.evaluate.request import parse_epochs, parse_names, parse_settings
 from fedssl.evaluation import context as bench
@@ -102,7 +102,7 @@ def test_variants_are_recorded_and_differ(run):
 
 
 def test_transfer_to_another_dataset(run, monkeypatch):
-    monkeypatch.setitem(datasets.DATASETS, "shapes", datasets.synthetic)
+    monkeypatch.setitem(DATASETS, "shapes", synthetic)
     settings = {"image_size": 16, "classes": 4, "train_images": 80, "test_images": 24, "seed": 5}
     request = Request(protocols=("knn", "semi-10"), data="shapes", data_settings=settings, epochs=QUICK)
     results = evaluate(run, request)
@@ -325,7 +325,7 @@ def test_bad_data_and_devices(run, settings, message):
 def test_datasets_that_cannot_be_used(run, monkeypatch, channels, labels, message):
     pixels = torch.zeros(8, channels, 16, 16, dtype=torch.uint8)
     images = Images(pixels, None if labels is None else torch.tensor(list(labels)))
-    monkeypatch.setitem(datasets.DATASETS, "other", lambda _: Dataset("other", images, images, "a test"))
+    monkeypatch.setitem(DATASETS, "other", lambda _: Dataset("other", images, images, "a test"))
     with pytest.raises(FedsslError, match=message):
         evaluate(run, Request(protocols=("knn",), data="other"))
 

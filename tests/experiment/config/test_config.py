@@ -9,7 +9,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config, load_raw, parse_override, preset_description, preset_names
 from fedssl.experiment.config.messages import describe_settings
-from fedssl.experiment.config.resolve import make_aggregator, resolve
+from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.robust_aggregation import Krum, TrimmedMean
 from fedssl.methods import METHODS
@@ -127,8 +127,8 @@ def test_aggregation_is_the_papers_unless_it_is_named_and_clients_send_what_they
     config = load_config("smoke", {"partition.num_clients": 7} | {f"aggregation.{key}": raw[key] for key in raw})
     assert config.aggregation.as_raw() == sent | raw
     assert (config.uploads.upload, config.uploads.batchnorm) == ("target", "average")
-    assert make_aggregator(config.aggregation) == Krum(byzantine=2, selected=2)
-    assert make_aggregator(load_config("smoke", {"aggregation.name": "trimmed-mean"}).aggregation) == TrimmedMean()
+    assert config.aggregation.build() == Krum(byzantine=2, selected=2)
+    assert load_config("smoke", {"aggregation.name": "trimmed-mean"}).aggregation.build() == TrimmedMean()
 
 
 def test_another_aggregator_drops_settings_it_does_not_know_and_keeps_what_clients_send(tmp_path):
@@ -298,8 +298,8 @@ def test_describe_settings_of_fedema():
 
 
 def test_describe_settings_shows_what_a_registry_line_fixed():
-    assert describe_settings(METHODS["mocov1"].build)["head"][1] == '"linear"'
-    assert describe_settings(METHODS["mocov2"].build)["head"][1] == '"mlp"'
+    assert describe_settings(METHODS["mocov1"])["head"][1] == '"linear"'
+    assert describe_settings(METHODS["mocov2"])["head"][1] == '"mlp"'
     assert describe_settings(BACKBONES["resnet18"])["stem_stride"] == ("one of 1, 2", "1")
 
 

@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Registry
 from fedssl.core.settings import Fraction, NonNegative, Positive
 from fedssl.data.augmentation import colour
 from fedssl.data.augmentation.resampling import blur_matrix, crop_matrix, resample
@@ -45,11 +46,15 @@ class Recipe:
                 raise FedsslError(f"{low} {getattr(self, low):g} is above {high} {getattr(self, high):g}: swap them")
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {
-    "simclr": Recipe,
-    # Half the jitter: the paper's recipe for MoCo v1; also what small encoders learn most from in minutes.
-    "weak-jitter": partial(Recipe, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-}
+RECIPES: Registry[Callable[..., Recipe]] = Registry(
+    "recipes",
+    "augmentation.name",
+    {
+        "simclr": Recipe,
+        # Half the jitter: the paper's recipe for MoCo v1; also what small encoders learn most from in minutes.
+        "weak-jitter": partial(Recipe, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    },
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A user's own images as a dataset: found in one of five layouts, decoded once, with labels and clients if known."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,9 +14,10 @@ from pydantic import AfterValidator
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Progress, silent
+from fedssl.core.registry import Registry
 from fedssl.core.seeding import numpy_stream
 from fedssl.core.settings import Count
-from fedssl.data.dataset import Dataset, Images, Original, Refusal
+from fedssl.data.dataset import Dataset, Images, Original, Refusal, kept
 from fedssl.data.folders import data_folder
 from fedssl.data.holdout import HeldOut, ZeroIsNone, with_validation
 from fedssl.data.own import arrays, manifest
@@ -29,9 +30,68 @@ from fedssl.data.own.hugging_face import BY_NAME, find_in_dataset, is_saved_data
 from fedssl.data.own.manifest import find_in_manifest
 from fedssl.data.partition import Owners
 
-Layout = Literal["auto", "folder", "silos", "array", "manifest", "hugging-face"]
 Grey = Annotated[int, Interval(ge=1, le=LARGEST_GREY)]
 PLACES = "a folder, a .npz or .npy file, a .csv or .parquet manifest, a saved Hugging Face dataset, or hf:NAME"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which images lie at a place: how they are found there, given the columns and whether to read labels.
+
+    `of` says what the place must be; "" leaves that to `find`. The last entry that recognises a place is taken for it.
+    """
+
+    find: Callable[[str, Mapping[str, str], bool], Found]
+    of: Literal["folder", "file", ""] = ""
+    recognises: Callable[[str], bool] = lambda _: False
+    need: Callable[[str], None] = lambda _: None  # refuses where a reader is not installed
+
+
+def _in_folder(place: str, _columns: Mapping[str, str], labels: bool) -> Found:
+    return find_in_folder(Path(place), silos=False, labels=labels)
+
+
+def _in_silos(place: str, _columns: Mapping[str, str], labels: bool) -> Found:
+    return find_in_folder(Path(place), silos=True, labels=labels)
+
+
+def _in_array(place: str, columns: Mapping[str, str], labels: bool) -> Found:
+    return find_in_array(Path(place), columns, labels=labels)
+
+
+def _in_manifest(place: str, columns: Mapping[str, str], labels: bool) -> Found:
+    names = {"path": "image", "client": "client", "label": "label"}
+    given = {name: columns[key] or name for name, key in names.items()}
+    return find_in_manifest(Path(place), {**given, "split": "split"}, labels=labels)
+
+
+def _in_dataset(place: str, columns: Mapping[str, str], labels: bool) -> Found:
+    return find_in_dataset(place, columns, labels=labels)
+
+
+def _need_parquet(place: str) -> None:
+    if place.lower().endswith(".parquet"):
+        need("parquet", printable(place))
+
+
+LAYOUTS: Registry[Layout] = Registry(
+    "layouts",
+    "data.layout",
+    {
+        "folder": Layout(_in_folder, "folder", lambda _: True),
+        "silos": Layout(_in_silos, "folder"),
+        "array": Layout(_in_array, "file", lambda place: Path(place).suffix.lower() in arrays.ENDINGS),
+        "manifest": Layout(
+            _in_manifest, "file", lambda place: Path(place).suffix.lower() in manifest.ENDINGS, _need_parquet
+        ),
+        "hugging-face": Layout(
+            _in_dataset,
+            recognises=lambda place: place.startswith(BY_NAME) or is_saved_dataset(Path(place)),
+            need=lambda place: need("hf", printable(place)),
+        ),
+    },
+    Layout,
+)
 
 
 def absolute(place: str) -> str:
@@ -46,7 +106,7 @@ def folder(
     progress: Progress = silent,
     *,
     path: Place = "",
-    layout: Layout = "auto",
+    layout: Annotated[str, LAYOUTS] = "auto",
     image_size: Count = 64,
     channels: Literal[1, 3] = 3,
     fit: Literal["crop", "stretch"] = "crop",
@@ -103,6 +163,7 @@ def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
         )
 
 
+@kept("sites")
 def sites(
     progress: Progress = silent,
     *,
@@ -172,7 +233,7 @@ class _Reader:
     refused: list[Refusal] = field(default_factory=list)
     places: list[DecodedImages] = field(default_factory=list)
 
-    def find(self, place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+    def find(self, place: str, field: str, layout: str, columns: Mapping[str, str], labels: bool) -> Found:
         found = find_images(place, field, layout, columns, labels)
         for one in found.refused:
             self._refuse(one)
@@ -224,7 +285,7 @@ class _Reader:
         return found + ([f"files that cannot be used are left out{self.in_short()}"] if self.refused else [])
 
 
-def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, str], labels: bool) -> Found:
+def find_images(place: str, field: str, layout: str, columns: Mapping[str, str], labels: bool) -> Found:
     """What a place holds in its layout; `field` is the setting or option that named the place."""
     if not place:
         raise FedsslError(f"{field}: say where your images are: {PLACES}")
@@ -235,42 +296,26 @@ def find_images(place: str, field: str, layout: Layout, columns: Mapping[str, st
             f"{field}: {printable(place)}: its name is no UTF-8: rename it, or make a link to it"
         ) from None
     path = Path(place)
-    kind = _recognised(place) if layout == "auto" else layout
-    if kind == "hugging-face":
-        return find_in_dataset(place, columns, labels=labels)
-    if not (path.is_dir() if kind in ("folder", "silos") else path.is_file()):
-        what = "folder" if kind in ("folder", "silos") else "file"
-        raise FedsslError(f"{field}: {printable(place)}: there is no such {what}: name {PLACES}")
-    if kind == "array":
-        return find_in_array(path, columns, labels=labels)
-    if kind == "manifest":
-        names = {"path": "image", "client": "client", "label": "label"}
-        given = {name: columns[key] or name for name, key in names.items()}
-        return find_in_manifest(path, {**given, "split": "split"}, labels=labels)
-    if data_folder().resolve().is_relative_to(path.resolve()):
+    # Settings that came from elsewhere were checked where they were read: here the layout is as good as typed.
+    chosen = _recognised(place) if layout == "auto" else LAYOUTS.typed(layout)
+    if (chosen.of == "folder" and not path.is_dir()) or (chosen.of == "file" and not path.is_file()):
+        raise FedsslError(f"{field}: {printable(place)}: there is no such {chosen.of}: name {PLACES}")
+    if chosen.of == "folder" and data_folder().resolve().is_relative_to(path.resolve()):
         raise FedsslError(
             f"{field}: {printable(place)}: the cache {data_folder()} lies inside, and nothing is ever written among "
             "your images: name another folder in FEDSSL_DATA"
         )
-    return find_in_folder(path, silos=kind == "silos", labels=labels)
+    return chosen.find(place, columns, labels)
 
 
 def _need_readers(*places: str) -> None:
     """What places of evaluation need, before the training images are decoded, which may take an hour."""
     for place in filter(None, places):
-        if _recognised(place) == "hugging-face":
-            need("hf", printable(place))
-        elif place.lower().endswith(".parquet"):
-            need("parquet", printable(place))
+        _recognised(place).need(place)
 
 
 def _recognised(place: str) -> Layout:
-    ending = Path(place).suffix.lower()
-    if place.startswith(BY_NAME) or is_saved_dataset(Path(place)):
-        return "hugging-face"
-    if ending in arrays.ENDINGS:
-        return "array"
-    return "manifest" if ending in manifest.ENDINGS else "folder"
+    return next(layout for layout in reversed(list(LAYOUTS.values())) if layout.recognises(place))
 
 
 def _with_test_part(found: Found, fraction: float) -> Found:

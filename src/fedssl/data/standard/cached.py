@@ -14,7 +14,7 @@ from fedssl.core.progress import Progress as Progress
 from fedssl.core.progress import silent
 from fedssl.core.settings import Count
 from fedssl.data.dataset import Dataset as Dataset
-from fedssl.data.dataset import Images
+from fedssl.data.dataset import Images, kept
 from fedssl.data.folders import data_folder as data_folder  # as: part of this module's interface
 from fedssl.data.folders import make_folder
 from fedssl.data.holdout import ZeroIsNone, with_validation
@@ -28,6 +28,7 @@ ZeroIsAll = Annotated[int, Ge(0)]
 FETCHABLE: dict[str, CifarSpec] = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
 
 
+@kept("everywhere")
 def cifar10(
     _progress: Progress = silent,
     *,
@@ -39,6 +40,7 @@ def cifar10(
     return _from_cache("cifar10", train_images, test_images, validation_images)
 
 
+@kept("everywhere")
 def cifar100(
     _progress: Progress = silent,
     *,
@@ -50,6 +52,7 @@ def cifar100(
     return _from_cache("cifar100", train_images, test_images, validation_images)
 
 
+@kept("everywhere")
 def synthetic(
     _progress: Progress = silent,
     *,

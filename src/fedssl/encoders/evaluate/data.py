@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedssl.core.errors import FedsslError
-from fedssl.data.dataset import Dataset, Images, fingerprint
+from fedssl.data.dataset import Dataset, Images, fingerprint, where
 from fedssl.data.holdout import choose_labelled
 from fedssl.data.partition import IntArray
 from fedssl.encoders.evaluate.request import Request
@@ -23,7 +23,7 @@ def find_data(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]
 
 def _own(run: FinishedRun) -> tuple[Choice, LabelledData]:
     dataset = run.dataset
-    train, test = _labelled(dataset, str(run.folder.path))
+    train, test = _labelled(run.config.data, dataset, str(run.folder.path))
 
     def labelled(fraction: float) -> IntArray:
         needed = _chosen(run, run.config.data, train, fraction)
@@ -45,11 +45,11 @@ def _own(run: FinishedRun) -> tuple[Choice, LabelledData]:
     return run.config.data, LabelledData(dataset.name, train, test, labelled)
 
 
-def _labelled(dataset: Dataset, whose: str) -> tuple[Images, Images]:
+def _labelled(chosen: Choice, dataset: Dataset, whose: str) -> tuple[Images, Images]:
     """(training, test) images with labels, or an error that says how to come by them."""
     if dataset.labelled is not None:
         return dataset.labelled
-    if dataset.name == "folder":
+    if where(chosen.factory) == "here":
         raise FedsslError(
             f"{whose}: no accuracy can be given without labelled test images: name some with --data folder --set "
             "path=TRAIN --set eval_test=TEST and the run's image_size"
@@ -60,7 +60,7 @@ def _labelled(dataset: Dataset, whose: str) -> tuple[Images, Images]:
 def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
     chosen = choice("data", {"name": request.data, **request.data_settings})
     dataset, own = build_dataset(chosen), run.dataset.train
-    train, test = _labelled(dataset, f"--data {dataset.name}")
+    train, test = _labelled(chosen, dataset, f"--data {dataset.name}")
     for images in (train, test):
         if (images.channels, images.image_size) != (own.channels, own.image_size):
             raise FedsslError(

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import unknown
 from fedssl.evaluation.protocols import PROTOCOLS, Variant
 from fedssl.experiment.config.layers import parse_override
-from fedssl.experiment.config.messages import nearest
 from fedssl.experiment.config.schema import Raw
 
 BASELINES = ("random", "supervised")
@@ -33,7 +33,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.protocols:
             raise FedsslError(f"--protocol: name at least one of {', '.join(PROTOCOLS)}")
-        _known("--protocol", self.protocols, PROTOCOLS)
+        for name in self.protocols:
+            PROTOCOLS.path(name)
         _known("--baseline", self.baselines, BASELINES)
         _known("--variant", [self.variant], get_args(Variant))
         _known("--batchnorm", [self.batchnorm] if self.batchnorm else [], ("running", "reestimated", "both"))
@@ -51,7 +52,7 @@ def _known(option: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise FedsslError(f"{option}: there is no {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+            raise unknown(f"{option}: there is no", name, known)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import torch
 from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode
 from fedssl.encoders.evaluate.data import find_data
 from fedssl.encoders.evaluate.request import EPOCHS, Request
 from fedssl.evaluation.context import Bench
@@ -24,8 +25,6 @@ from fedssl.evaluation.score import Score
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.run_record import check_files
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.networks.backbones import AllowCode
 from fedssl.networks.heads import Encoder
 
 SUPERVISED = Fitting(epochs=EPOCHS["supervised"], batch_size=128, lr=1e-3)
@@ -136,7 +135,7 @@ class _Evaluation:
 
     def _subjects(self) -> Iterator[Subject]:
         run, request = self.run, self.request
-        shares = UPDATE_RULES[run.config.update_rule.name].shares
+        shares = run.config.update_rule.factory.shares
         clients = tuple(run.client_rounds()) if request.clients or not shares else ()
         if not shares and not clients:
             raise FedsslError(f"{run.folder.path}: the run finished no round, its clients have no encoders")
@@ -165,7 +164,7 @@ class _Evaluation:
         return encoder  # type: ignore[no-any-return]
 
     def _protocol(self, name: str) -> Protocol:
-        protocol, settings = PROTOCOLS[name][self.request.variant], self.run.config.evaluation
+        protocol, settings = PROTOCOLS.typed(name)[self.request.variant], self.run.config.evaluation
         epochs = self.request.epochs.get(name.partition("-")[0])
         return protocol.adapted(k=settings.k, temperature=settings.temperature, epochs=epochs)
 

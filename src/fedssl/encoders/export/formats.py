@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.extras import need
+from fedssl.core.registry import Registry
 from fedssl.core.weights import Weights
 from fedssl.encoders.export.programs import write_onnx, write_torch_export
 from fedssl.encoders.export.resnets import check_resnet, timm_usage, torchvision_usage
@@ -90,11 +91,18 @@ def _shape(about: About) -> str:
     return " x ".join(map(str, (about["channels"], *about["image_size"])))
 
 
-FORMATS: dict[str, Format] = {
-    "safetensors": Format("encoder.safetensors", _write_ours, _ours_usage("encoder.safetensors")),
-    "torchvision": Format("torchvision.safetensors", _write_standard, torchvision_usage, check_resnet("torchvision")),
-    "timm": Format("timm.safetensors", _write_standard, timm_usage, check_resnet("timm")),
-    "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage, _need_onnx),
-    "torch-export": Format("encoder.pt2", _write_torch_export, _torch_export_usage),
-    "hub": Format("model.safetensors", _write_ours, _ours_usage("model.safetensors")),
-}
+FORMATS: Registry[Format] = Registry(
+    "export_formats",
+    "--to",
+    {
+        "safetensors": Format("encoder.safetensors", _write_ours, _ours_usage("encoder.safetensors")),
+        "torchvision": Format(
+            "torchvision.safetensors", _write_standard, torchvision_usage, check_resnet("torchvision")
+        ),
+        "timm": Format("timm.safetensors", _write_standard, timm_usage, check_resnet("timm")),
+        "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage, _need_onnx),
+        "torch-export": Format("encoder.pt2", _write_torch_export, _torch_export_usage),
+        "hub": Format("model.safetensors", _write_ours, _ours_usage("model.safetensors")),
+    },
+    Format,
+)

@@ -6,9 +6,8 @@ from typing import Any
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import against_start, best_text
 from fedssl.federation.privacy.accounting import in_words
-from fedssl.methods import METHODS
 from fedssl.reports.compare import percent
-from fedssl.reports.prose import DATA_NAMES, headline, story, warnings
+from fedssl.reports.prose import DATA_NAMES, headline, leaving, shares, story, warnings
 
 About = dict[str, Any]
 FRONT = """---
@@ -124,11 +123,10 @@ def _privacy(record: RunRecord, about: About) -> str:
         "local-statistics": "BatchNorm statistics stayed at the clients.",
         "local-layers": "BatchNorm layers stayed at the clients.",
     }[batchnorm]
-    if record.config["update_rule"]["name"] == "none":
+    if not shares(record.config):
         text = "Nothing was sent: every client trained alone."
     else:
-        method = record.config["method"]["name"]
-        leaves = METHODS[method].leaves if method in METHODS else ""
+        leaves = leaving(record.config)
         features = "Images, labels" if leaves else "Images, labels, features"
         beside = f" **Beside that it sent {leaves}.**" if leaves else ""
         text = (
@@ -137,7 +135,7 @@ def _privacy(record: RunRecord, about: About) -> str:
             "optimizer state never left a client."
         )
     if about["encoder"] != "global":
-        alone = record.config["update_rule"]["name"] == "none" or about["weights"] != sent
+        alone = not shares(record.config) or about["weights"] != sent
         seen = "it never left the client" if alone else "only the server saw it"
         text += f"\n\nThis is the own {about['weights']} encoder of one client: in training {seen}."
     if "batchnorm" in about:

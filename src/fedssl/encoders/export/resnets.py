@@ -13,6 +13,7 @@ About = dict[str, Any]
 WIDTH = 64  # of the stem, fixed in both libraries
 BLOCKS = {"resnet18": ("BasicBlock", [2, 2, 2, 2]), "resnet10": ("BasicBlock", [1, 1, 1, 1])}
 BLOCKS["resnet50"] = ("Bottleneck", [3, 4, 6, 3])
+NOT_IN_TIMM = ("resnet10",)  # its own resnet10t has another stem
 
 
 def check_resnet(library: str) -> Callable[[About], None]:
@@ -56,7 +57,7 @@ def timm_usage(about: About) -> str:
     block, depths = BLOCKS[about["network"]["name"]]
     made = f'timm.create_model("{about["network"]["name"]}", num_classes=0, in_chans={about["channels"]})'
     imports = "import timm\n"
-    if about["network"]["name"] == "resnet10":  # timm's own resnet10t has another stem
+    if about["network"]["name"] in NOT_IN_TIMM:
         made = f"ResNet({block}, {depths}, num_classes=0, in_chans={about['channels']})"
         imports = f"from timm.models.resnet import {block}, ResNet\n"
     return f"""Names of timm's ResNet. No argument of it gives one 3x3 stem or no max-pool: both are replaced.

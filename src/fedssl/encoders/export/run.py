@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl import __version__
-from fedssl.core.errors import FedsslError
 from fedssl.core.files import new_folder
-from fedssl.encoders.export.formats import FORMATS
+from fedssl.core.registry import AllowCode
+from fedssl.encoders.export.formats import FORMATS, Format
 from fedssl.encoders.export.model_card import model_card
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, trained_encoder
-from fedssl.experiment.config.messages import nearest
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.records.run_record import RunRecord
-from fedssl.networks.backbones import AllowCode
 
 
 @dataclass(frozen=True)
@@ -41,27 +39,24 @@ def export_encoder(
     ['README.md', 'config.json', 'encoder.safetensors']
     """
     finished = FinishedRun.open(run, allow_code)
-    chosen = list(dict.fromkeys(formats))
-    for name in chosen or [""]:
-        if name not in FORMATS:
-            raise FedsslError(f"--to: there is no {name!r}{nearest(name, list(FORMATS))}; known: {', '.join(FORMATS)}")
+    forms = {name: FORMATS.typed(name) for name in dict.fromkeys(formats or [""])}
     encoder = trained_encoder(finished, client, network)
     encoder.about["exported_by"] = f"fedssl {__version__}"
-    for name in chosen:
-        FORMATS[name].check(encoder.about)
+    for form in forms.values():
+        form.check(encoder.about)
     differences = {}
     with new_folder(Path(out)) as folder:
-        for name in chosen:
-            difference = FORMATS[name].write(encoder, folder / FORMATS[name].file)
+        for name, form in forms.items():
+            difference = form.write(encoder, folder / form.file)
             if difference is not None:
                 differences[name] = difference
-        _describe(RunRecord.read(run), encoder, folder, chosen)
+        _describe(RunRecord.read(run), encoder, folder, forms)
         files = sorted(path.name for path in folder.iterdir())
     return Exported(Path(out), encoder.whose, files, differences)
 
 
-def _describe(record: RunRecord, encoder: TrainedEncoder, folder: Path, formats: list[str]) -> None:
-    content = {**encoder.about, "formats": {name: FORMATS[name].file for name in formats}}
+def _describe(record: RunRecord, encoder: TrainedEncoder, folder: Path, forms: dict[str, Format]) -> None:
+    content = {**encoder.about, "formats": {name: form.file for name, form in forms.items()}}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    usage = {name: FORMATS[name].usage(encoder.about) for name in formats}
+    usage = {name: form.usage(encoder.about) for name, form in forms.items()}
     (folder / "README.md").write_text(model_card(record, encoder.about, usage), encoding="utf-8")

@@ -1,24 +1,26 @@
 """The data of a run: its images, who holds which of them, and which are set aside."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
+from fedssl.data import DATASETS
 from fedssl.data.dataset import Chosen
-from fedssl.data.datasets import DATASETS
 from fedssl.data.holdout import choose_labelled, choose_public
 from fedssl.data.partition import Partition, deal_out
 from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.config.resolve import check_round, choice
 from fedssl.experiment.config.schema import Choice, Config
+from fedssl.methods.base import PublicImages
 
 
 def build_dataset(data: Choice, progress: Progress = silent) -> Dataset:
-    loader = DATASETS[data.name]
-    return loader(progress, **data.settings_for(loader))
+    made: Dataset = data.build(progress)
+    return made
 
 
 def build_partition(config: Config, dataset: Dataset) -> Partition:
@@ -26,38 +28,42 @@ def build_partition(config: Config, dataset: Dataset) -> Partition:
     labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
     count, seed = len(dataset.train), config.run.seed
     labelled = choose_labelled(labels, count, seed, **config.data.settings_for(choose_labelled))
-    wanted = 0 if config.method.settings.get("public_data") else config.method.settings.get("public_images", 0)
+    asked = public_images(config)
+    wanted = 0 if asked.data else asked.count
     if wanted and dataset.owners is not None:
         raise FedsslError(
             "method.public_data: these images belong to clients, none of them may be public: name another dataset, "
             f"one of {', '.join(DATASETS)}"
         )
     public = choose_public(count, seed, wanted, labelled)
-    return deal_out(
-        config.partition.name, config.partition.settings, labels, count, seed, labelled, dataset.owners, public
-    )
+    deal = partial(config.partition.factory, **config.partition.settings)
+    return deal_out(deal, labels, count, seed, labelled, dataset.owners, public)
+
+
+def public_images(config: Config) -> PublicImages:
+    """What the method wants of images that everybody may see."""
+    asked: PublicImages = config.method.factory.public_images(config.method.settings)
+    return asked
 
 
 def choose_public_images(
     config: Config, dataset: Dataset, partition: Partition, progress: Progress = silent
 ) -> tuple[torch.Tensor | None, str]:
     """The images that a method wants everybody to see, without labels, and in words where they come from."""
-    count, name = config.method.settings.get("public_images", 0), config.method.settings.get("public_data", "")
-    if not count:
+    asked, name = public_images(config), public_images(config).data
+    if not asked.count:
         return None, ""
     if not name and not len(dataset.train):
         raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
     if not name:
         return dataset.train.unlabelled().select(partition.public).pixels, f"of {dataset.name}"
-    if name not in DATASETS:
-        raise FedsslError(f"method.public_data: there is no {name!r}; known: {', '.join(DATASETS)}")
-    other = build_dataset(choice("data", {"name": name}), progress)
+    other = build_dataset(choice("data", {"name": name}, config.allow_code), progress)
     if (other.train.channels, other.train.image_size) != (dataset.train.channels, dataset.train.image_size):
         raise FedsslError(
             f"method.public_data: images of {name} are {other.train.channels} x {other.train.image_size}, those of "
             f"{dataset.name} {dataset.train.channels} x {dataset.train.image_size}: take a dataset of the same size"
         )
-    chosen = choose_public(len(other.train), config.run.seed, count, np.empty(0, np.int64))
+    chosen = choose_public(len(other.train), config.run.seed, asked.count, np.empty(0, np.int64))
     return other.train.unlabelled().select(chosen).pixels, f"of {name}, {other.source}"
 
 

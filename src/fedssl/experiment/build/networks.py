@@ -13,7 +13,6 @@ from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.build.data import choose_public_images
 from fedssl.experiment.config.schema import Config, Init
 from fedssl.experiment.records.encoder_file import read_encoder
-from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
@@ -29,7 +28,8 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
         if config.init.encoder:
             _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same
         heads = HeadSizes(network.head_hidden, network.head_out)
-        return METHODS[config.method.name].build(backbone, size, heads, **config.method.settings)
+        made: SiameseMethod = config.method.build(backbone, size, heads)
+        return made
 
 
 def _start_from(init: Init, backbone: nn.Module) -> None:

@@ -7,7 +7,6 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.dataset import Pixels
 from fedssl.data.partition import Partition
 from fedssl.data.standard.cached import Dataset
@@ -16,15 +15,12 @@ from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
 from fedssl.experiment.build.networks import build_networks
-from fedssl.experiment.config.resolve import make_aggregator
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import Client
 from fedssl.federation.model_aggregation import Aggregator
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.privacy.mechanism import PRIVACY, ClientDP, PrivateAverage, run_key
+from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
-from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 
 
@@ -84,8 +80,8 @@ def assemble(
 def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
     return Client(
         method=method,
-        rule=UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),
-        recipe=RECIPES[config.augmentation.name](**config.augmentation.settings),
+        rule=config.update_rule.build(),
+        recipe=config.augmentation.build(),
         training=config.local_training,
         images_of=images_of,
         rounds=config.run.rounds,
@@ -94,7 +90,7 @@ def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int
         batchnorm=config.uploads.batchnorm,
         profile=config.run.profile,
         wire=Wire(config.uploads.wire_dtype),
-        privacy=PRIVACY[config.privacy.name](**config.privacy.settings),
+        privacy=config.privacy.build(),
         start_over=config.failures.damaged_state == "start-over",
     )
 
@@ -117,14 +113,15 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
 
 def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
     if privacy is None:
-        return make_aggregator(config.aggregation)
+        made: Aggregator = config.aggregation.build()
+        return made
     asked = config.client_sampling.clients_per_round or num_clients
     return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:
-    leaves = METHODS[config.method.name].leaves
-    if not leaves or not UPDATE_RULES[config.update_rule.name].shares:
+    leaves = config.method.factory.leaves
+    if not leaves or not config.update_rule.factory.shares:
         return []
     return [f"FEATURES LEAVE THE CLIENTS: with {config.method.name} every client also sends {leaves}"]
 

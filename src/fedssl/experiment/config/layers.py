@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import FedsslError
-from fedssl.experiment.config.messages import nearest
+from fedssl.core.registry import AllowCode, Typed, unknown
 from fedssl.experiment.config.resolve import known_settings, resolve
 from fedssl.experiment.config.schema import Config, Raw
-from fedssl.networks.backbones import AllowCode, find_backbone
+from fedssl.networks.backbones import BACKBONES
 
 
 def preset_names(folder: str = "") -> list[str]:
@@ -40,27 +40,26 @@ def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:
-    """Settings with which fedssl's own networks can be built, and those that were allowed."""
+    """Settings of fedssl's own methods, networks and the like, and of those that were allowed."""
     return resolve(load_raw(name, overrides), allow_code)
 
 
 def typed_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Settings that a person typed, or whose file they named: they allow the network that they name, and no other."""
-    config = load_config(name, overrides)
-    find_backbone(config.network.name, [config.network.name])  # what cannot be imported is said at once
-    return replace(config, allow_code=(config.network.name,))
+    """Settings that a person typed, or whose file they named: they allow the code that they name, and no other."""
+    typed = Typed()
+    config = load_config(name, overrides, typed)
+    BACKBONES.find(config.network.name, typed)  # what cannot be imported is said at once
+    return replace(config, allow_code=tuple(typed))
 
 
 def _load_preset(name: str) -> Raw:
     setting, *algorithms = name.split("+")
     if setting not in preset_names():
-        near = nearest(setting, preset_names())
-        raise FedsslError(f"there is no preset or .toml file {setting!r}{near}: `fedssl presets` lists them")
+        raise unknown("there is no preset or .toml file", setting, preset_names(), "fedssl presets")
     raw = _extended(_read_preset(setting))
     for algorithm in algorithms:
         if algorithm not in preset_names("algorithms"):
-            near = nearest(algorithm, preset_names("algorithms"))
-            raise FedsslError(f"there is no algorithm {algorithm!r}{near}: `fedssl presets` lists them")
+            raise unknown("there is no algorithm", algorithm, preset_names("algorithms"), "fedssl presets")
         layer = _read_preset(algorithm, "algorithms")
         layer.pop("description", None)
         raw = _merged(raw, layer)

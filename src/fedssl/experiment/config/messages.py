@@ -1,7 +1,6 @@
-"""Settings in words: what a key accepts, its default, what is wrong with a value, and the nearest known name."""
+"""Settings in words: what a key accepts, its default, and what is wrong with a value."""
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ import tomli_w
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Registry
 from fedssl.core.settings import settings_of
 from fedssl.experiment.config.schema import Raw
 from fedssl.experiment.records.run_record import Table
@@ -54,6 +53,8 @@ def _default_text(default: Any) -> str:
 
 def describe_type(field: FieldInfo) -> str:
     """A field's type and range in words, such as 'a number from 0 to 1'."""
+    if registry := next((one for one in field.metadata if isinstance(one, Registry)), None):
+        return f"one of {', '.join(dict.fromkeys(filter(None, [field.default, *registry])))}"
     schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()  # type: ignore[arg-type]
     return " or ".join(
         _describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"}
@@ -71,17 +72,6 @@ def _describe_schema(schema: Raw) -> str:
         return f"{text} from {low:g} to {high:g}"
     bounds = [(low, "{:g} or more"), (above, "above {:g}"), (high, "up to {:g}"), (below, "below {:g}")]
     return " ".join([text, " and ".join(form.format(value) for value, form in bounds if value is not None)]).strip()
-
-
-def known_name(path: str, name: Any, registry: Mapping[str, Any]) -> str:
-    if isinstance(name, str) and name in registry:
-        return name
-    raise FedsslError(f"{path}: there is no {name!r}{nearest(str(name), list(registry))}; known: {', '.join(registry)}")
-
-
-def nearest(word: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 NOT_SET = "–"

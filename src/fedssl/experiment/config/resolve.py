@@ -1,18 +1,21 @@
 """From tables to validated settings; an unknown key or a value out of range is an error that names the key."""
 
 import copy
+from collections.abc import Iterator
 from inspect import Parameter
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError, create_model
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import AllowCode, Registry, in_list, nearest
 from fedssl.core.settings import Setting, settings_of
-from fedssl.experiment.config.messages import OTHER_KEYS, OTHER_TABLES, describe_type, known_name, nearest
+from fedssl.experiment.config.messages import OTHER_KEYS, OTHER_TABLES, describe_type
 from fedssl.experiment.config.schema import (
     CHOICES,
     COMMON,
     DEFAULTS,
+    ENGINES,
     MODELS,
     STRICT,
     TABLES,
@@ -23,33 +26,37 @@ from fedssl.experiment.config.schema import (
     Run,
 )
 from fedssl.federation.local_training import LocalTraining
-from fedssl.federation.model_aggregation import Aggregator
-from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.federation.privacy.mechanism import ClientDP
 from fedssl.methods import METHODS
-from fedssl.networks.backbones import BACKBONES, AllowCode, in_list, package_of
+from fedssl.networks.backbones import BACKBONES
 
 Model = TypeVar("Model", bound=BaseModel)
+NAMED: dict[str, Registry[Any]] = {**CHOICES, "network": BACKBONES}  # the tables that name an entry
 
 
 def known_settings(table: str, name: Any) -> set[str] | None:
     """The keys that a table may have when it names this entry; None where the name does not decide that."""
-    if not isinstance(name, str):
+    if table not in NAMED or not isinstance(name, str):
         return None
-    if table == "network":  # nothing is known of a user's own network: it starts from its own defaults
-        return {*(settings_of(BACKBONES[name]) if name in BACKBONES else ()), *Network.model_fields}
-    if table in CHOICES and name in CHOICES[table]:
-        return {*_choice_settings(table, name), "name"}
-    return None
+    own = settings_of(NAMED[table][name]) if name in NAMED[table] else ()  # others' start from their own defaults
+    return {*own, *_common(table), "name"}
 
 
-def _choice_settings(table: str, name: str) -> dict[str, Setting]:
-    common = settings_of(COMMON[table]) if table in COMMON else {}
-    return settings_of(CHOICES[table][name]) | common
+def _common(table: str) -> dict[str, Setting]:
+    """The settings that a table has whatever its name says."""
+    return settings_of(COMMON[table]) if table in COMMON else {}
+
+
+def names_in(raw: Raw) -> Iterator[tuple[str, Registry[Any], Any]]:
+    """Every name of an entry that tables give, with its setting and its registry; none is checked."""
+    for table, registry in NAMED.items():
+        given = raw.get(table)
+        if isinstance(given, dict) and "name" in given:
+            yield f"{table}.name", registry, given["name"]
 
 
 def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
-    """Checks every table and fills in every default; imports nothing."""
+    """Checks every table and fills in every default; imports what was allowed, but no network."""
     raw = copy.deepcopy(raw)
     raw.pop("description", None)
     top = {key: raw.pop(key) for key in list(raw) if key not in TABLES}
@@ -57,16 +64,19 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     for table, value in raw.items():
         if not isinstance(value, dict):
             raise FedsslError(f"{table}: expected a table of settings, got {value!r}")
-    method = known_name("method.name", raw.setdefault("method", {}).get("name", "byol"), METHODS)
+    method = METHODS.find(raw.get("method", {}).get("name", DEFAULTS["method"]), allow_code)
     # What the method's paper trains it with, unless the config says otherwise.
-    raw.setdefault("augmentation", {}).setdefault("name", METHODS[method].recipe)
-    raw.setdefault("local_training", {}).setdefault("schedule", METHODS[method].schedule)
-    chosen = {table: choice(table, raw.get(table, {}), DEFAULTS.get(table, "")) for table in CHOICES}
+    raw.setdefault("augmentation", {}).setdefault("name", method.recipe)
+    raw.setdefault("local_training", {}).setdefault("schedule", method.schedule)
+    chosen = {table: choice(table, raw.get(table, {}), allow_code) for table in CHOICES}
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     models["network"] = _complete(models["network"])
+    run = _validated("", Run, top)
+    if run.engine != Run.model_fields["engine"].default:
+        ENGINES.check(run.engine, allow_code)
     config = Config(
-        run=_validated("", Run, top),
+        run=run,
         local_training=LocalTraining(**training),
         allow_code=in_list(allow_code),
         **chosen,  # type: ignore[arg-type]
@@ -76,11 +86,18 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     return config
 
 
-def choice(table: str, raw: Raw, default: str = "") -> Choice:
+def choice(table: str, raw: Raw, allow_code: AllowCode = ()) -> Choice:
     """One table that names an entry of its registry, checked and with every default filled in."""
     raw = dict(raw)
-    name = known_name(f"{table}.name", raw.pop("name", default), CHOICES[table])
-    return Choice(name, _settings(table, _choice_settings(table, name), raw))
+    name = raw.pop("name", DEFAULTS.get(table))
+    factory = CHOICES[table].find(name, allow_code)
+    settings = settings_of(factory) | _common(table)
+    values = _settings(table, settings, raw)
+    for key, setting in settings.items():  # some name entries of a registry in their turn
+        for registry in getattr(setting.annotation, "__metadata__", ()):
+            if isinstance(registry, Registry) and values[key] != setting.default:
+                registry.check(values[key], allow_code, f"{table}.{key}")
+    return Choice(name, values, factory)
 
 
 def _settings(table: str, settings: dict[str, Setting], raw: Raw) -> Raw:
@@ -130,8 +147,8 @@ def _elsewhere(path: str) -> str:
     table, key = OTHER_TABLES.get(table, table), OTHER_KEYS.get(key, key)
     settings = {"": set(Run.model_fields), "local_training": set(settings_of(LocalTraining))}
     settings |= {name: set(model.model_fields) for name, model in MODELS.items()}
-    settings |= {name: {"name"}.union(*(_choice_settings(name, one) for one in CHOICES[name])) for name in CHOICES}
-    settings["network"].update(*(settings_of(factory) for factory in BACKBONES.values()))
+    for name, registry in NAMED.items():
+        settings[name] = {"name", *_common(name)}.union(*(settings_of(factory) for factory in registry.values()))
     tables = (table,) if key == "name" else (table, *settings)
     meant = [f"{name}.{key}".removeprefix(".") for name in tables if key in settings.get(name, ())]
     return meant[0] if meant and meant[0] != path else ""
@@ -140,7 +157,7 @@ def _elsewhere(path: str) -> str:
 def _complete(network: BaseModel) -> Network:
     """The network with every setting of its backbone, so that one left out is the same as one with its default."""
     assert isinstance(network, Network)
-    if package_of(network.name):  # the user's own: its settings are its own business
+    if BACKBONES.path(network.name):  # somebody else's: its settings are its own business
         return network
     settings = _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
     return network.model_copy(update=settings)
@@ -155,45 +172,37 @@ def _check_together(config: Config) -> None:
         )
     if num_clients is not None:
         check_round(config, per_round or num_clients)
-    if config.update_rule.settings.get("lambda_at") == "client" and config.uploads.upload == "target":
-        raise FedsslError(
-            "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
-            "another: use 'server'"
-        )
-    _check_privacy(config)
+    private = config.privacy.build()
+    if private is not None:
+        _check_privacy(config, private)
+    if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
+        raise FedsslError(problem)
 
 
-def _check_privacy(config: Config) -> None:
+def _check_privacy(config: Config, private: ClientDP) -> None:
     """Refuses whatever would let exact values of a client out, or does not bound what one client can do."""
-    if config.privacy.name == "none":
-        return
-    rule, method = config.update_rule, METHODS[config.method.name]
-    if not UPDATE_RULES[rule.name].shares:
+    rule, method = config.update_rule, config.method
+    if not rule.factory.shares:
         raise FedsslError(f"privacy.name: with update_rule.name = {rule.name!r} nothing is shared: use 'none'")
     if config.uploads.batchnorm == "average":
         raise FedsslError(
             "privacy.name: exact BatchNorm statistics would leave the clients: "
             "set aggregation.batchnorm to 'local-statistics' or 'local-layers'"
         )
-    if config.aggregation.name != "weighted-average":
+    if not config.aggregation.factory.bounded:
         raise FedsslError(
             f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
             "result: use 'weighted-average' (its weights are then equal)"
         )
-    if config.failures.damaged_state == "start-over" and config.privacy.settings["placement"] == "local":
+    if config.failures.damaged_state == "start-over" and private.placement == "local":
         raise FedsslError(
             "failures.damaged_state: a client that adds noise of its own keeps the key of it in its state and cannot "
             "start over without it: use 'error'"
         )
-    if method.leaves:
+    if method.factory.leaves:
         raise FedsslError(
-            f"privacy.name: {config.method.name} also sends {method.leaves}, which no noise protects: "
+            f"privacy.name: {method.name} also sends {method.factory.leaves}, which no noise protects: "
             "use another method.name"
-        )
-    if rule.settings.get("lambda_at") == "server" and rule.settings.get("scale") is None:
-        raise FedsslError(
-            "privacy.name: lambda_k would be made at the server from a client's exact weights: "
-            "set update_rule.lambda_at to 'client', or a fixed update_rule.scale"
         )
 
 
@@ -202,10 +211,5 @@ def check_round(config: Config, asked: int) -> None:
     needed = config.failures.min_clients
     if needed is not None and needed > asked:
         raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
-    if UPDATE_RULES[config.update_rule.name].shares:
-        make_aggregator(config.aggregation).check(asked)
-
-
-def make_aggregator(chosen: Choice) -> Aggregator:
-    factory = AGGREGATORS[chosen.name]
-    return factory(**chosen.settings_for(factory))
+    if config.update_rule.factory.shares:
+        config.aggregation.build().check(asked)

@@ -1,6 +1,6 @@
 """The settings of a run: every table, its keys, ranges and defaults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -8,9 +8,10 @@ import tomli_w
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedssl.core.registry import Registry
 from fedssl.core.settings import ClientName, Count, NonNegative, Positive, settings_of
+from fedssl.data import DATASETS
 from fedssl.data.augmentation.views import RECIPES
-from fedssl.data.datasets import DATASETS
 from fedssl.data.holdout import choose_labelled
 from fedssl.data.own.layouts import Place
 from fedssl.data.partition import PARTITIONS
@@ -24,6 +25,16 @@ from fedssl.methods import METHODS
 
 Raw = dict[str, Any]
 
+ENGINES: Registry[Any] = Registry(
+    "engines",
+    "engine",
+    {
+        "in-process": "fedssl.experiment.backends:OneByOne",
+        "processes": "fedssl.experiment.backends:SideBySide",
+        "flower": "fedssl.experiment.backends:Simulated",
+    },
+)
+
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
@@ -33,6 +44,7 @@ class Choice:
 
     name: str
     settings: Raw
+    factory: Any = field(compare=False, repr=False)
 
     def as_raw(self) -> Raw:
         return {"name": self.name, **self.settings}
@@ -40,6 +52,9 @@ class Choice:
     def settings_for(self, factory: Callable[..., Any]) -> Raw:
         """Those settings that this function takes: a table may hold those of more than one."""
         return {name: self.settings[name] for name in settings_of(factory)}
+
+    def build(self, *arguments: Any) -> Any:
+        return self.factory(*arguments, **self.settings_for(self.factory))
 
 
 class ClientSampling(BaseModel):
@@ -113,7 +128,7 @@ class Run(BaseModel):
     model_config = STRICT
     seed: Annotated[int, Ge(0)] = 0
     rounds: Count = 100
-    engine: Literal["auto", "in-process", "processes", "flower"] = Field(
+    engine: Annotated[str, ENGINES] = Field(
         "auto", description="clients one after another, side by side in processes, on Flower; auto: what is faster here"
     )
     workers: Count | Literal["auto"] = Field("auto", description="worker processes; auto: one for each core or GPU")
@@ -144,7 +159,7 @@ class Config:
     evaluation: Evaluation
     failures: Failures
     flower: Flower
-    # Code that may be imported to build the network: what a person typed or allowed; no setting, no file gives it.
+    # Code that may be imported to build all this: what a person typed or allowed; no setting, no file gives it.
     allow_code: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -169,12 +184,10 @@ def _without_none(raw: Raw) -> Raw:
     return {k: _without_none(v) if isinstance(v, dict) else v for k, v in raw.items() if v is not None}
 
 
-Factories = Mapping[str, Callable[..., Any]]
-
-CHOICES: dict[str, Factories] = {
+CHOICES: dict[str, Registry[Any]] = {
     "data": DATASETS,
     "partition": PARTITIONS,
-    "method": {name: entry.build for name, entry in METHODS.items()},
+    "method": METHODS,
     "update_rule": UPDATE_RULES,
     "aggregation": AGGREGATORS,
     "privacy": PRIVACY,
@@ -183,7 +196,7 @@ CHOICES: dict[str, Factories] = {
 
 # Settings that a table has whatever its name says: no dataset need know how its labelled images are chosen, no
 # aggregator what it is that clients send.
-COMMON: dict[str, Callable[..., Any]] = {"data": choose_labelled, "aggregation": Uploads}
+COMMON: dict[str, Callable[..., Any]] = {"data": choose_labelled, "aggregation": Uploads, "network": Network}
 
 DEFAULTS = {
     "data": "cifar10",

@@ -10,6 +10,7 @@ from fedssl.core.checksums import signed_json
 from fedssl.core.extras import EXTRAS, need
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say
+from fedssl.core.registry import Registry
 from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.metrics import metrics_of
@@ -100,16 +101,14 @@ class MlflowLogger:
         self._mlflow.end_run(status="FINISHED" if summary["status"] == "finished" else "KILLED")
 
 
-LOGGERS: dict[str, Callable[[], Logger]] = {
-    "tensorboard": TensorBoardLogger,
-    "wandb": WandbLogger,
-    "mlflow": MlflowLogger,
-}
+LOGGERS: Registry[Callable[[], Logger]] = Registry(
+    "loggers", "--logger", {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger}
+)
 
 
 def make_loggers(names: Iterable[str]) -> list[Logger]:
     """The loggers of these names; a package that is not installed is said now, not after the training."""
-    return [LOGGERS[name]() for name in names]
+    return [LOGGERS.typed(name)() for name in names]
 
 
 class Guarded(Observer):

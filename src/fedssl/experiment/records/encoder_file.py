@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import replacing
+from fedssl.core.registry import AllowCode
 from fedssl.core.weights import Weights
 from fedssl.experiment.records.run_record import ENCODER, MENDED, SUMMARY, read_summary
-from fedssl.networks.backbones import AllowCode, find_backbone
+from fedssl.networks.backbones import find_backbone
 from fedssl.networks.inputs import as_floats
 from fedssl.networks.weight_files import WeightFile, load_backbone, read_weight_file, weight_file
 

@@ -108,7 +108,7 @@ def advice(record: RunRecord) -> list[str]:
     half = (gain.interval[1] - gain.interval[0]) / 2
     if _word(gain) == "same" and half > WIDE:
         found.append(f"more labelled test images: with these, gains below {100 * half:.0f} points cannot be seen")
-    other = "byol" if record.config["method"].get("name") == "simclr" else "simclr"
+    other = next(name for name in ("simclr", "byol") if name != record.config["method"].get("name"))
     return found or [f"another method (method.name={other}) or learning rate (local_training.lr)"]
 
 

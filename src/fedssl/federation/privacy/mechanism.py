@@ -15,6 +15,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from fedssl.core.registry import Registry
 from fedssl.core.settings import NonNegative, Positive
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
@@ -59,7 +60,9 @@ def no_privacy() -> None:
     """Weights are sent and averaged as they are."""
 
 
-PRIVACY: dict[str, Callable[..., ClientDP | None]] = {"none": no_privacy, "client-dp": ClientDP}
+PRIVACY: Registry[Callable[..., ClientDP | None]] = Registry(
+    "privacy", "privacy.name", {"none": no_privacy, "client-dp": ClientDP}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

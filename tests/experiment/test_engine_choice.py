@@ -26,7 +26,7 @@ def choose(parts, monkeypatch, here, apart, steps=10_000, cores=2, **settings):
     monkeypatch.setattr(engine_choice, "seconds_per_step", lambda client, client_id: here)
     monkeypatch.setattr(engine_choice, "_side_by_side", lambda side, workers: apart)
     monkeypatch.setattr(engine_choice.os, "sched_getaffinity", lambda _: set(range(cores)))
-    return choose_engine(load("smoke", TINY | settings).config, parts, "folder", steps)
+    return choose_engine(load("smoke", TINY | settings).config, parts, lambda config: None, steps)
 
 
 def test_the_faster_one_wins(parts, monkeypatch):

@@ -143,7 +143,7 @@ def traffic(record: RunRecord, prefix: str) -> Figure:
     if not total:
         raise FedsslError("no round was finished")
     caption = (
-        f"Weights sent between server and clients, {total / len(rounds):.2f} MB per round on average (1 MB = 10⁶ bytes)."
+        f"Weights between server and clients, {total / len(rounds):.2f} MB per round on average (1 MB = 10⁶ bytes)."
     )
     alt = f"megabytes of each round, {total:.1f} in all"
     drawing = bars(f"{prefix}-bytes-plot", alt, [number for number, _ in rounds], stacks, "MB per round")

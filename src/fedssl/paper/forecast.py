@@ -51,8 +51,8 @@ class Amounts:
         labelled = round(data["labelled_fraction"] * train)
         clients = partition["num_clients"]
         held = max(int((train - labelled) // clients * partition["data_amount"]), 1)
-        asked = config.client_sampling.clients_per_round or clients
-        steps = training.steps_per_epoch(held) * training.epochs * asked * config.run.rounds
+        sampled = config.client_sampling.clients_per_round or clients
+        steps = training.steps_per_epoch(held) * training.epochs * sampled * config.run.rounds
         steps += _base_steps(config)
         every = config.evaluation.every
         encoders = 1 if UPDATE_RULES[config.update_rule.name].shares else clients

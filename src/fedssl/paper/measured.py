@@ -17,7 +17,7 @@ class Measured:
     """The results of a cell's runs; None: the target was not reached."""
 
     values: tuple[float | None, ...]
-    asked: int
+    seeds: int
     over_clients: float | None = None  # mean of the spreads over clients, where every client goes its own way
     images: int = 0  # test images that an accuracy was counted over
 
@@ -82,9 +82,9 @@ def _measured(plan: Plan, cell: Cell, seeds: int) -> Measured:
     for seed in range(seeds):
         run = plan.run_of(cell, seed)
         if run and run.trained():
-            found = _value(run, cell, plan)
-            if found is not None:
-                value, spread, images = found
+            result = _value(run, cell, plan)
+            if result is not None:
+                value, spread, images = result
                 values.append(value)
                 spreads += [spread] if spread is not None else []
     return Measured(tuple(values), seeds, statistics.fmean(spreads) if spreads else None, images)

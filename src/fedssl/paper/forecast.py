@@ -62,7 +62,7 @@ class Amounts:
 
 
 def _base_steps(config: Config) -> int:
-    """Of a base encoder on public images before round 1, for methods that have one."""
+    """The training steps of a base encoder before round 1, for methods that have one."""
     method = config.method.settings
     return config.local_training.steps_per_epoch(method.get("public_images", 0)) * int(method.get("align_epochs", 0))
 

@@ -36,7 +36,7 @@ class Measured:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean in points: from the spread over seeds; of a single run from the number of test images."""
+        """Of the mean, in points: from the spread over seeds; for a single run from the number of test images."""
         if self.sd is not None:
             return self.sd / sqrt(len(self.known))
         if self.mean is None or not self.images:
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def paper_sd(self) -> float:
-        """As printed; 0 where the paper prints none."""
+        """The paper's printed spread; 0 where it prints none."""
         return (self.printed.sd if self.printed else None) or 0.0
 
 

@@ -38,8 +38,3 @@ def test_the_two_commands_are_shown_and_exist(command):
     makefile = (README.parent / "Makefile").read_text()
     assert command in README.read_text()
     assert f"\n{command.split()[1]}:" in makefile
-
-
-def test_links_lead_somewhere():
-    for link in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
-        assert (README.parent / link).exists(), link

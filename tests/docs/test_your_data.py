@@ -84,8 +84,3 @@ def test_every_setting_that_is_named_exists():
     data = set(known["data"]) | {"eval_train", "eval_test"}
     for table, key in named:
         assert key in data if table == "data" else key in ("name", "num_clients", "alpha"), f"{table}.{key}"
-
-
-def test_links_lead_somewhere():
-    for link in re.findall(r"\]\((?!http)([^)#]+)", DOCUMENT.read_text()):
-        assert (DOCUMENT.parent / link).exists(), link

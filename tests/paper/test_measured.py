@@ -19,11 +19,11 @@ def cells(name, row=None):
 
 
 def test_mean_sd_and_standard_error():
-    measured = Measured((40.0, 44.0), asked=3, images=10_000)
+    measured = Measured((40.0, 44.0), seeds=3, images=10_000)
     assert measured.mean == 42
     assert measured.sd == pytest.approx(math.sqrt(8))
     assert measured.standard_error == pytest.approx(2.0)
-    single = Measured((50.0,), asked=3, images=10_000)
+    single = Measured((50.0,), seeds=3, images=10_000)
     assert single.sd is None
     assert single.standard_error == pytest.approx(0.5), "of 10,000 images, half of them right"
     assert Measured((), 3).mean is None

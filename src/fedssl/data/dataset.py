@@ -101,7 +101,7 @@ class Chosen:
         return len(self.numbers)
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
-        """As of a tensor that held the chosen images only."""
+        """As `Tensor.index_select` of a tensor that holds the chosen images only."""
         batch = self.pixels.index_select(dim, self.numbers[index])
         if self.release:
             self.release()  # else all pages that were ever read would count as memory of this process

@@ -99,14 +99,14 @@ def check_server_certificate(made: ServerCertificate) -> None:
 
 def public_keys(folder: Path, names: list[str]) -> dict[str, Path]:
     """The public key of each client, NAME.pub in `folder`; missing ones are named, all at once."""
-    found = {name: folder / f"{name}.pub" for name in names}
-    missing = [str(path) for path in found.values() if not path.is_file()]
+    keys = {name: folder / f"{name}.pub" for name in names}
+    missing = [str(path) for path in keys.values() if not path.is_file()]
     if missing:
         raise FedsslError(
             f"{', '.join(missing)}: missing: each client makes its key with `fedssl certificates node NAME` and gives "
             "the .pub file to the server"
         )
-    return found
+    return keys
 
 
 def days_left(certificate: Path) -> int:

@@ -145,7 +145,7 @@ class Client:
         return new_state, self._result(task, weights, len(images), scalars)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
-        """Of a client that adds its own noise; else empty."""
+        """The key of a client's own noise; empty if it adds none."""
         if self.privacy is None or not self.adds_noise:
             return b""
         if self.privacy.noise_seed == "run":

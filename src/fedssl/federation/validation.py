@@ -26,7 +26,7 @@ def anything(payload: Payload) -> str:  # noqa: ARG001
 
 
 def nothing(payload: Payload) -> str:
-    """Of clients that share nothing."""
+    """What is wrong with a payload where clients share nothing: that there is one."""
     return f"{min(payload)}: nothing is shared in this run" if payload else ""
 
 

@@ -116,7 +116,7 @@ class FedCA(SiameseMethod):
 
     @torch.no_grad()
     def first_payload(self) -> dict[str, Tensor]:
-        """Of the trained base: its normalised projections of the public images, in their order."""
+        """The trained base's normalised projections of the public images, in their order."""
         assert self.public is not None
         device = next(self.parameters()).device
         self.eval()

@@ -180,10 +180,10 @@ class Cell:
 def load_studies() -> dict[str, Study]:
     """Every experiment by its name, in the order of the paper."""
     files = resources.files(__name__.rpartition(".")[0]) / "experiments"
-    found = [
+    studies = [
         _load(path.name, path.read_text(encoding="utf-8")) for path in files.iterdir() if path.name.endswith(".toml")
     ]
-    return {study.name: study for study in sorted(found, key=lambda study: study.position)}
+    return {study.name: study for study in sorted(studies, key=lambda study: study.position)}
 
 
 def _load(file: str, text: str) -> Study:

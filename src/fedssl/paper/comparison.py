@@ -46,9 +46,9 @@ class Comparison:
         """Cells whose runs are not all there."""
         lines = []
         for result in self.results:
-            found = len(result.measured.values)
-            if not result.left_out and found < self.seeds:
-                have = f"{found} of {self.seeds} seeds" if found else "no run"
+            count = len(result.measured.values)
+            if not result.left_out and count < self.seeds:
+                have = f"{count} of {self.seeds} seeds" if count else "no run"
                 lines.append(f"{result.cell.row.title}, {result.cell.column.label}: {have}")
         return lines
 
@@ -100,13 +100,13 @@ class Comparison:
 
     def notes(self) -> dict[str, list[str]]:
         """Lists that belong under the tables; empty ones are left out."""
-        found = {
+        lists = {
             "Pairs in another order than the paper's": list(self.agreement.disagreements),
             "Values that the scale carries over": self.carried_over,
             "Left out at this scale": self.left_out,
             "Missing": self.missing,
         }
-        return {title: lines for title, lines in found.items() if lines}
+        return {title: lines for title, lines in lists.items() if lines}
 
     def tables(self) -> list[TablePart]:
         """One line per row, with paper, ours and difference of each column; lying down where there are more columns."""

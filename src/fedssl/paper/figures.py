@@ -37,12 +37,12 @@ def _curves(comparison: Comparison, measure: str) -> list[Figure]:
     series: dict[tuple[str, ...], Series] = {}
     for result in comparison.results:
         keys = tuple(run.key for run in _trained(comparison, result))
-        found = _mean_curve(comparison, result, measure, factor)
-        if found and keys not in series:  # cells that read different numbers off the same runs have one curve
+        curve = _mean_curve(comparison, result, measure, factor)
+        if curve and keys not in series:  # cells that read different numbers off the same runs have one curve
             cell = result.cell
             label = cell.column.label.split(", ")[-1] if cell.row.target else cell.row.title
             label = f"{label}, {cell.column.label}" if several and not cell.row.target else label
-            series[keys] = Series(label, list(found), list(found.values()))
+            series[keys] = Series(label, list(curve), list(curve.values()))
     if not series:
         return []
     name = f"{comparison.study.name}-{measure}"

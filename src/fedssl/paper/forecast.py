@@ -52,8 +52,8 @@ class Amounts:
         labelled = round(data["labelled_fraction"] * train)
         clients = partition["num_clients"]
         held = max(int((train - labelled) // clients * partition["data_amount"]), 1)
-        asked = config.client_sampling.clients_per_round or clients
-        steps = training.steps_per_epoch(held) * training.epochs * asked * config.run.rounds
+        sampled = config.client_sampling.clients_per_round or clients
+        steps = training.steps_per_epoch(held) * training.epochs * sampled * config.run.rounds
         steps += _base_steps(config)
         every = config.evaluation.every
         encoders = 1 if config.update_rule.factory.shares else clients
@@ -63,7 +63,7 @@ class Amounts:
 
 
 def _base_steps(config: Config) -> int:
-    """Of a base encoder on public images before round 1, for methods that have one."""
+    """The training steps of a base encoder before round 1, for methods that have one."""
     public = public_images(config)
     return config.local_training.steps_per_epoch(public.count) * public.base_epochs
 

@@ -17,7 +17,7 @@ class Measured:
     """The results of a cell's runs; None: the target was not reached."""
 
     values: tuple[float | None, ...]
-    asked: int
+    seeds: int
     over_clients: float | None = None  # mean of the spreads over clients, where every client goes its own way
     images: int = 0  # test images that an accuracy was counted over
 
@@ -36,7 +36,7 @@ class Measured:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean in points: from the spread over seeds; of a single run from the number of test images."""
+        """Of the mean, in points: from the spread over seeds; for a single run from the number of test images."""
         if self.sd is not None:
             return self.sd / sqrt(len(self.known))
         if self.mean is None or not self.images:
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def paper_sd(self) -> float:
-        """As printed; 0 where the paper prints none."""
+        """The paper's printed spread; 0 where it prints none."""
         return (self.printed.sd if self.printed else None) or 0.0
 
 
@@ -82,9 +82,9 @@ def _measured(plan: Plan, cell: Cell, seeds: int) -> Measured:
     for seed in range(seeds):
         run = plan.run_of(cell, seed)
         if run and run.trained():
-            found = _value(run, cell, plan)
-            if found is not None:
-                value, spread, images = found
+            result = _value(run, cell, plan)
+            if result is not None:
+                value, spread, images = result
                 values.append(value)
                 spreads += [spread] if spread is not None else []
     return Measured(tuple(values), seeds, statistics.fmean(spreads) if spreads else None, images)

@@ -57,8 +57,8 @@ def evaluation_of(folder: Path, protocol: str, epochs: dict[str, int]) -> dict[s
     wanted = {"protocol": protocol, "variant": "paper", "batchnorm": "running", "test_images": "all"}
     for entry in read_summary(folder).get("evaluation", []):
         same = all(entry.get(name) == value for name, value in wanted.items())
-        asked = epochs.get(protocol.partition("-")[0])
-        if same and entry["encoder"] in ("global", "clients") and entry["settings"].get("epochs") == asked:
+        length = epochs.get(protocol.partition("-")[0])
+        if same and entry["encoder"] in ("global", "clients") and entry["settings"].get("epochs") == length:
             return dict(entry)
     return None
 
@@ -127,11 +127,11 @@ def _readable(config: Config) -> str:
 
 def _existing(folder: Path) -> dict[str, Path]:
     """Runs that are there, by what their config means today: a setting that was added since has its default."""
-    found = {}
+    folders = {}
     for path in sorted(folder.glob("*/config.toml")):
         if key := key_of_folder(path.parent):
-            found[key] = path.parent
-    return found
+            folders[key] = path.parent
+    return folders
 
 
 def key_of_folder(folder: Path) -> str | None:

@@ -106,15 +106,15 @@ class Scale(BaseModel):
 @cache
 def load_scales() -> dict[str, Scale]:
     files = resources.files(__name__.rpartition(".")[0]) / "scales"
-    found = {}
+    scales = {}
     for path in files.iterdir():
         name = path.name.removesuffix(".toml")
         if name != path.name:
             try:
-                found[name] = Scale.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+                scales[name] = Scale.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
             except (tomllib.TOMLDecodeError, ValidationError) as error:
                 raise FedsslError(f"{path.name}: not a scale: {error}") from None
-    return dict(sorted(found.items()))
+    return dict(sorted(scales.items()))
 
 
 def find_scale(name: str) -> Scale:

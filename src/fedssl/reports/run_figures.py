@@ -142,8 +142,9 @@ def traffic(record: RunRecord, prefix: str) -> Figure:
     total = sum(map(sum, stacks.values()))
     if not total:
         raise FedsslError("no round was finished")
-    mean = f"{total / len(rounds):.2f} MB"
-    caption = f"Weights sent between server and clients, {mean} per round on average (1 MB = 10⁶ bytes)."
+    caption = (
+        f"Weights between server and clients, {total / len(rounds):.2f} MB per round on average (1 MB = 10⁶ bytes)."
+    )
     alt = f"megabytes of each round, {total:.1f} in all"
     drawing = bars(f"{prefix}-bytes-plot", alt, [number for number, _ in rounds], stacks, "MB per round")
     return Figure.of(f"{prefix}-bytes", "Traffic", caption, drawing)

@@ -106,7 +106,7 @@ class RunFolder:
         return summary
 
     def seals(self) -> Seals:
-        """Of all that the run has written down so far: what readers, and a process that resumes it, hold it to."""
+        """The seals of all files written so far: readers, and a process that resumes the run, check files by them."""
         own: Seals = dict.fromkeys(SIGNED)
         growing = [name for name in GROWING if name in self._grown or (self.path / name).exists()]
         return own | self._written_once | {name: self._growing(name).seal() for name in growing}

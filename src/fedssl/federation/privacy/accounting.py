@@ -20,7 +20,7 @@ def most_participations(num_clients: int, clients_per_round: int | None, seed: i
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
-    """Of so many Gaussian releases about a client: together one with the multiplier divided by their root."""
+    """The epsilon of so many Gaussian releases about a client: one with the multiplier divided by their root."""
     from dp_accounting import get_epsilon_gaussian
 
     if releases == 0:

@@ -127,5 +127,5 @@ def gaussian(key: bytes, name: str, count: int) -> np.ndarray[Any, np.dtype[np.f
 
 
 def run_key(seed: int, *names: int) -> bytes:
-    """Of noise_seed = "run": known to whoever knows the seed."""
+    """The key of the noise with noise_seed = "run": known to whoever knows the seed."""
     return hashlib.sha256(f"noise of run {seed} {names}".encode()).digest()

@@ -27,10 +27,10 @@ def add_stream(vector: Vector, key: bytes, subtract: bool = False) -> None:
 
 
 def own_key(seed: bytes, session: bytes, name: str) -> bytes:
-    """Of the mask that a site has for itself; `session` is the digest of run, round, attempt and set."""
+    """The key of the mask that a site has for itself; `session` is the digest of run, round, attempt and set."""
     return derive(seed, context("own mask", session.hex(), name))
 
 
 def pair_key(private: bytes, public: bytes, session: bytes, one: str, other: str) -> bytes:
-    """Of the mask between two sites, from the round's private key of one and the public key of the other."""
+    """The key of the mask between two sites, from the round's private key of one and the public key of the other."""
     return pair_secret(private, public, context("pair mask", session.hex(), *sorted((one, other))))

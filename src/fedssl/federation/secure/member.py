@@ -161,7 +161,7 @@ class Member:
         return RoundSecret(call, sent, seed, private, own)
 
     def _box_key(self, peer: str) -> bytes:
-        """Of the shares between this site and a peer, in either direction."""
+        """The key that encrypts the shares between this site and a peer, in either direction."""
         about = context("box key", self.record.run, *sorted((self.name, peer)))
         with _from(peer):
             return pair_secret(self.record.share_key, self.record.adverts[peer].share_key, about)

@@ -78,7 +78,7 @@ class RoundCall:
         return {name: place for place, name in enumerate(sorted(self.names))}
 
     def about(self, purpose: str, *facts: str | list[str]) -> bytes:
-        """Of a signature or a key in this very round among these very sites."""
+        """What a signature or a key is bound to: this very round and these very sites."""
         session = self.session
         asked = sorted(self.names)
         return context(purpose, session.run, session.round_number, session.attempt, self.threshold, asked, *facts)

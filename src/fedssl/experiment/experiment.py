@@ -107,10 +107,12 @@ def _start_or_resume(loop: Loop, begun: bool, changed: list[Change]) -> Checkpoi
         write_data()
         folder.write_config(config.as_toml())  # last: it makes the folder one of a run
         return None
-    for text in mend(folder, write_data):
-        say(f"warning: {text}")
-    done = checkpoint.state.round_number
-    note_resumption(folder, config, environment=environment, changed=changed, done=done, say=say)
+    mended, done = mend(folder, write_data), checkpoint.state.round_number
+    for text in [
+        *(f"warning: {text}" for text in mended),
+        *note_resumption(folder, config, environment, changed, done),
+    ]:
+        say(text)
     return checkpoint
 
 

@@ -27,6 +27,8 @@ from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
 
+ImagesOf = Callable[[int], Pixels]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -57,12 +59,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
 
 
 def assemble(
-    config: Config,
-    dataset: Dataset,
-    partition: Partition,
-    images_of: Callable[[int], Pixels],
-    progress: Progress,
-    remarks: list[str],
+    config: Config, dataset: Dataset, partition: Partition, images_of: ImagesOf, progress: Progress, remarks: list[str]
 ) -> Parts:
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
@@ -81,7 +78,7 @@ def assemble(
     )
 
 
-def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
+def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf) -> Client:
     return Client(
         method=method,
         rule=UPDATE_RULES[config.update_rule.name](**config.update_rule.settings),

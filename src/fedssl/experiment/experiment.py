@@ -107,11 +107,9 @@ def _start_or_resume(loop: Loop, begun: bool, changed: list[Change]) -> Checkpoi
         write_data()
         folder.write_config(config.as_toml())  # last: it makes the folder one of a run
         return None
-    mended, done = mend(folder, write_data), checkpoint.state.round_number
-    for text in [
-        *(f"warning: {text}" for text in mended),
-        *note_resumption(folder, config, environment, changed, done),
-    ]:
+    for text in mend(folder, write_data):
+        say(f"warning: {text}")
+    for text in note_resumption(folder, config, environment, changed, checkpoint.state.round_number):
         say(text)
     return checkpoint
 

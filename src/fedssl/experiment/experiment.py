@@ -113,8 +113,8 @@ def _start_or_resume(loop: Loop, begun: bool, changed: list[Change]) -> Checkpoi
         return None
     for text in mend(folder, write_data):
         say(f"warning: {text}")
-    done = checkpoint.state.round_number
-    note_resumption(folder, config, environment=environment, changed=changed, done=done, say=say)
+    for text in note_resumption(folder, config, environment, changed, checkpoint.state.round_number):
+        say(text)
     return checkpoint
 
 

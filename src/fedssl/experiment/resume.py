@@ -155,25 +155,17 @@ def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
     return said
 
 
-def note_resumption(
-    folder: RunFolder,
-    config: Config,
-    *,
-    environment: dict[str, Any],
-    changed: list[Change],
-    done: int,
-    say: Say,
-) -> None:
-    """Says and writes down that the run is resumed after round `done`, where, and what is not as it was."""
+def note_resumption(folder: RunFolder, config: Config, environment: Raw, changed: list[Change], done: int) -> list[str]:
+    """Writes down that the run is resumed after round `done`, and where; returns what is not as it was, in words."""
     bits = changed_environment(folder.path, environment)
-    for change in bits:
-        say(f"warning: {change} since the run was begun: it resumes, but not bitwise as without the stop")
+    lost = "since the run was begun: it resumes, but not bitwise as without the stop"
+    said = [f"warning: {change} {lost}" for change in bits]
     for change in changed:
-        say(f"note: {change}")
+        said.append(f"note: {change}")
         if change.key == "rounds" and config.local_training.schedule == "cosine":
             rate = config.local_training.learning_rate
             rates = f"the next rate is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
-            say(f"note: the cosine now ends at round {change.new}: {rates}")
+            said.append(f"note: the cosine now ends at round {change.new}: {rates}")
     about = {
         "after_round": done,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,6 +174,7 @@ def note_resumption(
     }
     folder.add_resumption(about)
     folder.write_config(config.as_toml())
+    return said
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, rounds: int, say: Say) -> tuple[Results, list[dict[str, Any]]]:

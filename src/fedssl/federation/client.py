@@ -4,7 +4,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -35,40 +35,35 @@ from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import SiameseMethod
 
 
+@dataclass(kw_only=True, eq=False)
 class Client:
     """Trains any client of a run with one set of networks: weights come from the state, memory does not grow with K."""
 
-    def __init__(
-        self,
-        *,
-        method: SiameseMethod,
-        rule: UpdateRule,
-        recipe: Recipe,
-        training: LocalTraining,
-        images_of: Callable[[int], Pixels],
-        rounds: int,
-        seed: int,
-        upload: Literal["online", "target"] = "online",
-        batchnorm: BatchNormSharing = "average",
-        profile: bool = False,
-        wire: Wire = EXACT,
-        privacy: ClientDP | None = None,
-        start_over: bool = False,
-    ) -> None:
-        self.method, self.rule, self.recipe, self.training = method, rule, recipe, training
-        self.images_of, self.rounds, self.seed, self.wire, self.privacy = images_of, rounds, seed, wire, privacy
-        self.start_over = start_over  # from the global model, when its own state is damaged
-        self.clock = Stopwatch(profile, next(method.parameters()).device)
-        self.first_weights = weights_of(method)
-        rule.check(self.first_weights.online)
-        self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
-        self.private = (
-            private_names(method.online_encoder, batchnorm),
-            private_names(method.predictor, batchnorm),
-        )
+    method: SiameseMethod
+    rule: UpdateRule
+    recipe: Recipe
+    training: LocalTraining
+    images_of: Callable[[int], Pixels]
+    rounds: int
+    seed: int
+    upload: Literal["online", "target"] = "online"
+    batchnorm: BatchNormSharing = "average"
+    profile: bool = False
+    wire: Wire = EXACT
+    privacy: ClientDP | None = None
+    start_over: bool = False  # from the global model, when its own state is damaged
 
-        encoder = "target" if upload == "target" and method.target_encoder is not None else "online"
-        self.sent = Sent(encoder if rule.shares else "", *self.private, apart=bool(privacy) or wire.dtype != "fp32")
+    def __post_init__(self) -> None:
+        method = self.method
+        self.clock = Stopwatch(self.profile, next(method.parameters()).device)
+        self.first_weights = weights_of(method)
+        self.rule.check(self.first_weights.online)
+        self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
+        private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
+        self.private = private[0], private[1]
+        encoder = "target" if self.upload == "target" and method.target_encoder is not None else "online"
+        apart = bool(self.privacy) or self.wire.dtype != "fp32"
+        self.sent = Sent(encoder if self.rule.shares else "", *self.private, apart=apart)
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""

@@ -61,7 +61,12 @@ def test_the_papers_settings_exist_for_every_method_dataset_and_partition():
                 )
                 assert (config.local_training.lr, config.network.name) == (0.032, "resnet18")
                 assert (config.network.head_hidden, config.network.head_out) == (4096, 2048)
-                assert config.network.model_extra == {"width": 64, "stem_stride": 1, "init": "pytorch", "stem": "learned"}
+                assert config.network.model_extra == {
+                    "width": 64,
+                    "stem_stride": 1,
+                    "init": "pytorch",
+                    "stem": "learned",
+                }
                 assert config.method.settings.get("joint_batch", True)
                 assert config.partition.settings.get("leftover", "dealt") == "dealt"
                 moco_v1 = method == "mocov1"

@@ -23,6 +23,8 @@ from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods.base import SiameseMethod
 
+ImagesOf = Callable[[int], Pixels]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -53,12 +55,7 @@ def build(config: Config, progress: Progress = silent) -> Parts:
 
 
 def assemble(
-    config: Config,
-    dataset: Dataset,
-    partition: Partition,
-    images_of: Callable[[int], Pixels],
-    progress: Progress,
-    remarks: list[str],
+    config: Config, dataset: Dataset, partition: Partition, images_of: ImagesOf, progress: Progress, remarks: list[str]
 ) -> Parts:
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
@@ -77,7 +74,7 @@ def assemble(
     )
 
 
-def build_client(config: Config, method: SiameseMethod, images_of: Callable[[int], Pixels]) -> Client:
+def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf) -> Client:
     return Client(
         method=method,
         rule=config.update_rule.build(),

@@ -58,20 +58,17 @@ class _Worker:
     ready: bool = False  # it has imported everything and made its networks
 
 
+@dataclass(kw_only=True, eq=False)
 class ProcessEngine:
     """Starts its workers with the first round; leaving the block ends them."""
 
-    def __init__(
-        self,
-        *,
-        side: ClientSide,
-        folder: Path,
-        workers: int,
-        watch: StepWatcher | None = None,
-        time_limit: float | None = None,
-    ) -> None:
-        self.side, self.folder, self.workers = side, folder, workers
-        self.watch, self.time_limit = watch, time_limit
+    side: ClientSide
+    folder: Path
+    workers: int
+    watch: StepWatcher | None = None
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
         self._workers: list[_Worker] = []
         self._busy = 0.0  # seconds that workers spent on tasks, as they measured it themselves
         self.idle_seconds = 0.0

@@ -45,25 +45,21 @@ class _Pending:
     errors: int = 0  # of Flower's, not counting that its node was away
 
 
+@dataclass(kw_only=True, eq=False)
 class FlowerEngine:
     """Implements `Engine` over a grid; uploads wait on disk, so memory does not grow with the number of clients."""
 
-    def __init__(
-        self,
-        *,
-        grid: Grid,
-        directory: Directory,
-        folder: Path,
-        about: Callable[[int], Facts],
-        waiting: Say,  # said again and again while somebody is awaited; may raise to stop
-        patience: float,
-        time_limit: float | None = None,
-        pause: float = 0.1,
-        workers: int = 1_000_000,
-    ) -> None:
-        self.grid, self.directory, self.folder, self.about = grid, directory, folder, about
-        self.waiting, self.patience, self.time_limit, self.pause = waiting, patience, time_limit, pause
-        self.workers = workers  # clients that train at the same time; at their own sites: all
+    grid: Grid
+    directory: Directory
+    folder: Path
+    about: Callable[[int], Facts]
+    waiting: Say  # said again and again while somebody is awaited; may raise to stop
+    patience: float
+    time_limit: float | None = None
+    pause: float = 0.1
+    workers: int = 1_000_000  # clients that train at the same time; at their own sites: all
+
+    def __post_init__(self) -> None:
         self.idle_seconds = 0.0
         self._kept: list[tuple[int, Path]] = []
 

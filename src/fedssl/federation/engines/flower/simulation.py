@@ -35,22 +35,19 @@ class Resources:
     ray_address: str = ""
 
 
+@dataclass(kw_only=True, eq=False)
 class Simulation:
     """A context that is a `FlowerEngine` while it is open."""
 
-    def __init__(
-        self,
-        *,
-        clients: int,
-        open_side: OpenSide,
-        folder: Path,
-        resources: Resources,
-        waiting: Say,
-        time_limit: float | None = None,
-    ) -> None:
-        self.clients, self.folder, self.resources = clients, folder, resources
-        self.waiting, self.time_limit = waiting, time_limit
-        self.client_app = make_client_app(open_side, _nobody, partial(_log_in, folder))
+    clients: int
+    open_side: OpenSide
+    folder: Path
+    resources: Resources
+    waiting: Say
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        self.client_app = make_client_app(self.open_side, _nobody, partial(_log_in, self.folder))
         self._grids: Queue[Grid] = Queue()
         self._done = threading.Event()
         self._error: BaseException | None = None

@@ -122,10 +122,10 @@ def test_users_module_by_import_path(user_module):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet19", "no network called 'resnet19'"),
+        ("resnet19", "there is no 'resnet19'"),
         ("my_nets:missing", "cannot import"),
         ("no_such_package:net", "cannot import"),
-        ("my_nets:value", "not a function or class"),
+        ("my_nets:value", "is no function or class"),
     ],
 )
 def test_a_network_that_cannot_be_found_is_named(user_module, name, message):

@@ -95,7 +95,7 @@ def test_what_a_killed_process_left_behind_is_ended_too(tmp_path):
         pid = int(child.output().split()[1])
         child.process.kill()
         child.process.wait()
-        assert marked(child.mark) == [pid]
+        assert [one.pid for one in marked(child.mark)] == [pid]
     deadline = time.monotonic() + 300
     while marked(child.mark):
         assert time.monotonic() < deadline

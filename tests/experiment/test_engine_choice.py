@@ -54,7 +54,7 @@ def test_short_runs_and_single_cores_are_not_measured(parts, monkeypatch):
 
 def test_workers_that_do_not_fit_into_memory_are_not_started(parts, monkeypatch):
     monkeypatch.setattr(engine_choice, "own_bytes", lambda: 1_100_000_000)
-    for available, engine in ((2_100_000_000, "in-process"), (2_300_000_000, "processes"), (None, "processes")):
+    for available, engine in ((2_100_000_000, "in-process"), (2_300_000_000, "processes")):
         monkeypatch.setattr(engine_choice, "available_bytes", lambda left=available: left)
         choice = choose(parts, monkeypatch, here=0.100, apart=0.110)
         assert choice.run.engine == engine

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from PIL import Image
 
 from fedssl.data.standard.synthetic import synthetic_images
@@ -167,12 +168,9 @@ def compared(state, store_of):
 
 def child_of(process, mark):
     """The process that another one started whose command line holds `mark`."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
-            if parent == process.pid and mark in (path.parent / "cmdline").read_text():
-                return int(path.parent.name)
-    return None
+    about = [one.info for one in psutil.process_iter(["pid", "ppid", "cmdline"])]
+    children = [one for one in about if one["ppid"] == process.pid]
+    return next((child["pid"] for child in children if mark in " ".join(child["cmdline"] or ())), None)
 
 
 def kill(pid):

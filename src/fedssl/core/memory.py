@@ -11,7 +11,9 @@ import functools
 import os
 import platform
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+import psutil
+
+CGROUP = Path("/sys/fs/cgroup")
 
 # (limit, in use, what of it is files that the system can drop) of a container, in the two versions there are.
 CONTAINERS = (
@@ -20,25 +22,26 @@ CONTAINERS = (
 )
 
 
-def own_bytes() -> int | None:
-    """Memory that only this process can free: no mapped files."""
-    return _field(PROC / "self" / "status", "RssAnon:")
+def own_bytes() -> int:
+    """Memory that only this process can free: no mapped files, where the system tells them apart."""
+    held = psutil.Process().memory_info()
+    return int(held.rss - getattr(held, "shared", 0))
 
 
-def available_bytes() -> int | None:
+def available_bytes() -> int:
     """What processes may still take before the machine, its container or a limit of the user refuses."""
-    known = [_field(PROC / "meminfo", "MemAvailable:"), *map(_left_in_container, CONTAINERS), _left_by_limit()]
-    return min((count for count in known if count is not None), default=None)
+    known = [int(psutil.virtual_memory().available), *map(_left_in_container, CONTAINERS), _left_by_limit()]
+    return min(count for count in known if count is not None)
 
 
 def _left_in_container(names: tuple[str, str, str, str]) -> int | None:
     limit, used, stat, droppable = names
     try:
         most, now = (CGROUP / limit).read_text().strip(), int((CGROUP / used).read_text())
+        counts = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
     except (OSError, ValueError):
         return None
-    files = _field(CGROUP / stat, droppable, 1) or 0
-    return max(int(most) - now + files, 0) if most.isdigit() else None
+    return max(int(most) - now + int(counts.get(droppable, 0)), 0) if most.isdigit() else None
 
 
 def _left_by_limit() -> int | None:
@@ -46,15 +49,7 @@ def _left_by_limit() -> int | None:
     if resource is None:
         return None
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if most == resource.RLIM_INFINITY else max(most - (own_bytes() or 0), 0)
-
-
-def _field(path: Path, name: str, unit: int = 1024) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * unit for line in lines if line.startswith(name)), None)
+    return None if most == resource.RLIM_INFINITY else max(most - own_bytes(), 0)
 
 
 # mallopt's parameters and values (malloc.h); -1 for the trim threshold means never.

@@ -1,7 +1,6 @@
 """`fedssl server`: Flower's SuperLink and the run, supervised: whichever of them dies is started again and resumes."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 from filelock import FileLock, Timeout
 
@@ -265,8 +265,6 @@ def _read_pid(path: Path) -> int | None:
 def _alive(pid: int) -> bool:
     """A process that ended but was not waited for is dead, too."""
     try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat")
-        return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import signal
 import socket
 import ssl
 import subprocess
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+
+import psutil
 
 from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.progress import Say
@@ -54,9 +55,9 @@ class Child:
             self.process.kill()
             self.process.wait()
         # Flower's apps notice that their node was killed, but may wait for it for ever before they end.
-        for pid in marked(self.mark):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for process in marked(self.mark):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextmanager
@@ -74,14 +75,9 @@ def running(command: list[str], log: Path, home: Path) -> Iterator[Child]:
         child.end()
 
 
-def marked(mark: str) -> list[int]:
-    """The processes that were started, by whomever, with this mark in their environment (on Linux)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that were started, by whomever, with this mark in their environment."""
+    return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(MARK) == mark]
 
 
 def module(name: str, *arguments: str | Path) -> list[str]:

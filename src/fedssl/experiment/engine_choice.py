@@ -63,7 +63,7 @@ def _short_of_memory(workers: int) -> str:
     own = own_bytes()
     give_back()  # if it is workers that train, this process need not keep what its steps took
     available = available_bytes()
-    if own is None or available is None or workers * own < available:
+    if workers * own < available:
         return ""
     return (
         f"{workers} worker processes would need {size_text(workers * own)} and {size_text(available)} are left: "

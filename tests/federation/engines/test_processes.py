@@ -1,12 +1,11 @@
 """Worker processes: the same bits as one process, and a worker that dies or hangs is a failed client."""
 
-import contextlib
 import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -72,7 +71,7 @@ def test_a_worker_that_dies_is_a_failed_client_and_is_replaced(tmp_path):
         second = federation.round()
         assert [result.client_id for result in second.results] == [0, 1, 2, 3]
         workers = [worker.process.pid for worker in federation.engine._workers]
-    assert all(_is_gone(pid) for pid in workers)
+    assert all(_is_gone(worker) for worker in workers)
 
 
 def test_a_worker_that_hangs_is_ended_after_the_time_limit(tmp_path, monkeypatch):
@@ -114,7 +113,7 @@ def test_workers_end_with_their_parent(tmp_path):
     while not (tmp_path / "run/checkpoints/round-000001").exists():  # as long as a busy machine takes
         assert process.poll() is None, f"the run ended with code {process.returncode}"
         time.sleep(0.05)
-    workers = _descendants(process.pid)
+    workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     process.kill()
     process.wait()
@@ -124,20 +123,10 @@ def test_workers_end_with_their_parent(tmp_path):
         time.sleep(0.05)
 
 
-def _descendants(pid):
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
-    found = [child for child, parent in parents.items() if parent == pid]
-    return found + [one for child in found for one in _descendants(child)]
-
-
-def _is_gone(pid):
+def _is_gone(process):
     try:
-        with Path(f"/proc/{pid}/stat").open() as file:
-            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 

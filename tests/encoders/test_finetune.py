@@ -190,8 +190,9 @@ def test_silos_for_classes_are_warned_of_before_the_training(place, tmp_path, si
         expected = f"warning: --data {data}: the folders site1, site2 look like sites, not classes"
     said = []
     request = Request(data=str(data), **QUICK | {"epochs": 1})
-    made = fine_tune(run, request, tmp_path / "out", progress=lambda *counts: said.append("training"), say=said.append)
-    assert said[0].startswith(expected)
+    made = fine_tune(run, request, tmp_path / "out", lambda text, *counts: said.append(text), said.append)
+    [warned] = [place for place, text in enumerate(said) if text.startswith(expected)]
+    assert warned < said.index("fine-tuning")
     assert len(made.classifier.class_names) == (3 if silos else 2)
 
 

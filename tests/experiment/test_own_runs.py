@@ -39,7 +39,8 @@ class Recorder(QuietView):
         self.lines, self.prepared = [], []
 
     def progress(self, text, done, total):
-        self.prepared.append((text, done, total))
+        if text in ("decoding images", "reading them back"):
+            self.prepared.append((text, done, total))
 
     def say(self, text):
         self.lines.append(text)

@@ -78,7 +78,7 @@ class Bench:
         batchnorm: BatchNorm = "running",
         cache: FeatureCache | None = None,
         progress: Progress = silent,
-        title: str = "features",
+        title: str = "evaluation",
     ) -> None:
         self.original, self.data, self.batchnorm = encoder, data, batchnorm
         self.cache, self.progress, self.title = cache, progress, title

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -60,7 +61,8 @@ def test_a_shared_set_needs_as_many_names_as_clients():
 @pytest.mark.parametrize(("settings", "limit"), [({}, A_DAY), ({"failures.client_timeout": 5.0}, 5.0)])
 def test_no_client_is_awaited_for_ever(tmp_path, settings, limit):
     sites = AtSites(FakeGrid([], None), "x", {})
-    engine = sites.engine(config(**settings), None, RunFolder(tmp_path), None, QuietView())
+    run = SimpleNamespace(config=config(**settings), folder=RunFolder(tmp_path), view=QuietView())
+    engine = sites.engine(run)
     assert engine.time_limit == limit
 
 

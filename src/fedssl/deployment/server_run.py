@@ -16,6 +16,7 @@ from fedssl.core.progress import Progress
 from fedssl.data.dataset import Pixels, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.supervision import MARK
+from fedssl.experiment.backends import Running
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.parts import Parts, assemble, build
 from fedssl.experiment.config.layers import typed_config
@@ -68,27 +69,20 @@ class AtSites:
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
         """None: states lie at the clients."""
 
-    def engine(
-        self,
-        config: Config,
-        parts: Parts,  # noqa: ARG002
-        folder: RunFolder,
-        store: ClientStore | None,  # noqa: ARG002
-        view: View,
-    ) -> AbstractContextManager[Engine]:
-        names, settings = config.flower.clients, config.as_raw()
+    def engine(self, run: Running) -> AbstractContextManager[Engine]:
+        names, settings = run.config.flower.clients, run.config.as_raw()
 
         def about(client_id: int) -> Raw:
             return {"run": self.run, "name": names[client_id], "settings": settings}
 
         return FlowerEngine(
             grid=self.grid,
-            directory=self._directory(names, view),
-            folder=folder.path,
+            directory=self._directory(names, run.view),
+            folder=run.folder.path,
             about=about,
-            waiting=view.waiting,
-            patience=config.flower.patience,
-            time_limit=config.failures.client_timeout or A_DAY,
+            waiting=run.view.waiting,
+            patience=run.config.flower.patience,
+            time_limit=run.config.failures.client_timeout or A_DAY,
             pause=PAUSE,
         )
 

@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
 
 
+class Running(Protocol):
+    """What an engine may know of the run that it is opened for."""
+
+    config: Config
+    parts: Parts
+    folder: RunFolder
+    store: ClientStore | None
+    view: View
+
+
 class Backend(Protocol):
     """Where the clients of a run are."""
 
@@ -41,9 +51,7 @@ class Backend(Protocol):
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
         """The clients' states, as far as they lie on this machine."""
 
-    def engine(
-        self, config: Config, parts: Parts, folder: RunFolder, store: ClientStore | None, view: View
-    ) -> AbstractContextManager[Engine]: ...
+    def engine(self, run: Running) -> AbstractContextManager[Engine]: ...
 
 
 class OneMachine:
@@ -60,10 +68,8 @@ class OneMachine:
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
         return client_store(config, parts, folder.clients)
 
-    def engine(
-        self, config: Config, parts: Parts, folder: RunFolder, store: ClientStore | None, view: View
-    ) -> AbstractContextManager[Engine]:
-        return _carrier(config).open(config, parts, folder, store, view)
+    def engine(self, run: Running) -> AbstractContextManager[Engine]:
+        return _carrier(run.config).open(run)
 
 
 class Carrier(ABC):
@@ -77,9 +83,7 @@ class Carrier(ABC):
         return run
 
     @abstractmethod
-    def open(
-        self, config: Config, parts: Parts, folder: RunFolder, store: ClientStore | None, view: View
-    ) -> AbstractContextManager[Engine]: ...
+    def open(self, run: Running) -> AbstractContextManager[Engine]: ...
 
 
 def _carrier(config: Config) -> Carrier:
@@ -90,16 +94,10 @@ def _carrier(config: Config) -> Carrier:
 class OneByOne(Carrier):
     """Clients one after another in this process."""
 
-    def open(
-        self,
-        config: Config,
-        parts: Parts,
-        folder: RunFolder,  # noqa: ARG002
-        store: ClientStore | None,
-        view: View,
-    ) -> AbstractContextManager[Engine]:
-        assert store is not None
-        return nullcontext(InProcessEngine(parts.client, store, view.step, config.failures.client_timeout))
+    def open(self, run: Running) -> AbstractContextManager[Engine]:
+        assert run.store is not None
+        limit = run.config.failures.client_timeout
+        return nullcontext(InProcessEngine(run.parts.client, run.store, run.view.step, limit))
 
 
 class SideBySide(Carrier):
@@ -108,18 +106,11 @@ class SideBySide(Carrier):
     def complete(self, run: Run, workers: int) -> Run:
         return run.model_copy(update={"workers": workers, "threads": max(run.threads, 1)})
 
-    def open(
-        self,
-        config: Config,
-        parts: Parts,  # noqa: ARG002
-        folder: RunFolder,
-        store: ClientStore | None,  # noqa: ARG002
-        view: View,
-    ) -> AbstractContextManager[Engine]:
-        workers, limit = config.run.workers, config.failures.client_timeout
+    def open(self, run: Running) -> AbstractContextManager[Engine]:
+        workers, limit = run.config.run.workers, run.config.failures.client_timeout
         assert isinstance(workers, int)
-        side, path = for_workers(config, folder.clients), folder.path
-        return ProcessEngine(side=side, folder=path, workers=workers, watch=view.step, time_limit=limit)
+        side, path = for_workers(run.config, run.folder.clients), run.folder.path
+        return ProcessEngine(side=side, folder=path, workers=workers, watch=run.view.step, time_limit=limit)
 
 
 class Simulated(Carrier):
@@ -132,15 +123,9 @@ class Simulated(Carrier):
         # An actor has one CPU as a rule, and other threads give other bits.
         return run.model_copy(update={"threads": max(run.threads, 1)})
 
-    def open(
-        self,
-        config: Config,
-        parts: Parts,
-        folder: RunFolder,
-        store: ClientStore | None,  # noqa: ARG002
-        view: View,
-    ) -> AbstractContextManager[Engine]:
-        return simulated(config, len(parts.partition.clients), folder.path, folder.clients, view.waiting)
+    def open(self, run: Running) -> AbstractContextManager[Engine]:
+        clients, folder = len(run.parts.partition.clients), run.folder
+        return simulated(run.config, clients, folder.path, folder.clients, run.view.waiting)
 
 
 def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:

@@ -59,7 +59,7 @@ class Loop:
         state = self._resume(checkpoint) if checkpoint else self._begin()
         status = "interrupted"
         try:
-            with self.backend.engine(self.config, self.parts, self.folder, self.store, self.view) as engine:
+            with self.backend.engine(self) as engine:
                 for outcome in run_rounds(server, engine, state, self.config.run.rounds):
                     state = outcome.state
                     measured = self._evaluate(state)

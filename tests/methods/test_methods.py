@@ -87,7 +87,7 @@ def test_simclr_with_both_views_in_one_batch():
     a, b = (view.double() for view in views())
     b = 0.5 * b  # so that the views' own statistics differ from those of both together
     expected = one_batch_by_hand(by_hand.online_encoder, a, b, 0.3)
-    losses = [joint.loss(a, b), expected, apart.loss(a, b)]
+    losses = [joint.loss([a, b]), expected, apart.loss([a, b])]
     for loss in losses:
         loss.backward()
     assert losses[0].item() == pytest.approx(expected.item(), rel=1e-6)  # losses are computed in float32

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from fedssl.core.errors import FedsslError
 from fedssl.experiment.build.networks import build_method
-from fedssl.experiment.config.layers import load_config, load_raw, parse_override, preset_description, preset_names
+from fedssl.experiment.config.layers import (
+    load_config,
+    load_raw,
+    parse_override,
+    preset_description,
+    preset_names,
+    typed_config,
+)
 from fedssl.experiment.config.messages import describe_settings
 from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.model_communication import FedEMA
@@ -90,7 +97,7 @@ def test_the_choice_of_initial_weights_is_one_of_resnets():
         load_config("cifar10-noniid", {"network.init": "xavier"})
     own = load_config("cifar10-noniid", {"network.name": "own_networks:Small"})
     assert own.network.model_extra == {}
-    given = load_config("smoke", {"network.name": "own_networks:Small", "network.init": "zeros"})
+    given = typed_config("smoke", {"network.name": "own_networks:Small", "network.init": "zeros"})
     with pytest.raises(FedsslError, match=r"'own_networks:Small' does not accept these settings: .*'init'"):
         build_method(given, 3, (16, 16))
 
@@ -116,7 +123,7 @@ def test_overrides_win_and_a_new_name_drops_settings_it_does_not_know():
     assert config.run.seed == 3
     config = load_config("cifar10-noniid", {"partition.name": "iid", "network.name": "convnet"})
     assert config.partition.settings == {"num_clients": 5, "data_amount": 1.0}
-    assert config.network.model_extra == {"width": 64, "stem_stride": 1}
+    assert config.network.model_extra == {"width": 64, "stem_stride": 1, "stem": "learned"}
 
 
 def test_an_override_that_the_new_name_does_not_know_is_an_error():

@@ -37,11 +37,11 @@ NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
 class OverMessages(OneMachine):
     """All of a run's own parts, but every task and reply goes through Flower messages."""
 
-    def engine(self, config, parts, folder, store, view):
-        answer = answering(Side(parts.client, store, folder.path / "log.jsonl"))
+    def engine(self, run):
+        answer = answering(Side(run.parts.client, run.store, run.folder.path / "log.jsonl"))
         grid = FakeGrid([node(number) for number in range(6)], answer)
-        places = {"grid": grid, "directory": Numbered(grid, 6), "folder": folder.path}
-        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=1.0, pause=0.0)
+        places = {"grid": grid, "directory": Numbered(grid, 6), "folder": run.folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=1.0, pause=0.0)
 
 
 def answering(side, node_config=None):

@@ -112,14 +112,14 @@ class Liars(OneMachine):
     def __init__(self, seed, kinds=CERTAIN + UNCERTAIN):
         self.stream, self.kinds, self.certain, self.made = random.Random(seed), kinds, {}, 0
 
-    def engine(self, config, parts, folder, store, view):
-        self.weights = parts.client.initial_global_weights()
+    def engine(self, run):
+        self.weights = run.parts.client.initial_global_weights()
         names = [f"site-{number}" for number in range(CLIENTS)]
         nodes = [node(number, key=name.encode()) for number, name in enumerate(names)]
         grid = FakeGrid(nodes, self.answer)
         directory = ByKey(grid, names, {name.encode(): name for name in names}, lambda text: None)
-        places = {"grid": grid, "directory": directory, "folder": folder.path}
-        return FlowerEngine(**places, about=lambda _: {}, waiting=view.waiting, patience=60.0, pause=0.0)
+        places = {"grid": grid, "directory": directory, "folder": run.folder.path}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=60.0, pause=0.0)
 
     def trained(self, number, round_number):
         """What a client would have sent."""

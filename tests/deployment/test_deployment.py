@@ -47,7 +47,7 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
         stranger = _stranger(federation)
         federation.wait("a task for hospital-a", lambda: federation.at_work("hospital-a"))
         done = federation.done()
-        kill(child_of(clients["hospital-a"], "flower_supernode"))
+        kill(child_of(clients["hospital-a"], "fedssl.deployment.supernode"))
         federation.wait("the round of the killed node", lambda: federation.done() > done)
         assert "connected" in federation.output("hospital-a").partition("connected")[2], "it came back by itself"
 
@@ -58,7 +58,7 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
 
         federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
         done = federation.done()
-        kill(child_of(server, "flower_superlink"))
+        kill(child_of(server, "fedssl.deployment.superlink"))
         federation.wait("the round of the killed SuperLink", lambda: federation.done() > done)
 
         assert server.wait(300) == 0, federation.story()

@@ -114,7 +114,7 @@ def older_metadata(path):
 @pytest.mark.parametrize("how", ["flipped", "truncated", "gone", "edited digest"])
 def test_a_finished_run_makes_its_encoder_again(finished, how, older):
     before, digest = everything(finished), Weights.of(FinishedRun.open(finished).global_encoder()).digest()
-    evaluation = read_summary(finished)["evaluation"]
+    evaluation, file = read_summary(finished)["evaluation"], (finished / "encoder.safetensors").read_bytes()
     if older:
         as_older(finished)
     if how == "edited digest":
@@ -126,6 +126,7 @@ def test_a_finished_run_makes_its_encoder_again(finished, how, older):
     named = "summary.json" if how == "edited digest" and not older else "encoder.safetensors"
     assert any(named in line and "it is made again from the newest checkpoint" in line for line in lines)
     assert Weights.of(FinishedRun.open(finished).global_encoder()).digest() == digest
+    assert (finished / "encoder.safetensors").read_bytes() == file, "a run that started from it still knows it"
     after = everything(finished)
     for found in (before, after):
         found["summary"].pop("profile")
@@ -159,6 +160,9 @@ def test_a_damaged_record_is_named_and_mended_or_put_aside(finished, name, how):
     if name in ("environment.json", "partition.json"):
         with pytest.raises(DamagedError, match=rf"run/{name}: "):
             getattr(FinishedRun.open(finished), name.partition(".")[0])
+    if name == "evaluation.jsonl":
+        with pytest.raises(DamagedError, match=r"run/evaluation\.jsonl: "):
+            evaluate(finished, Request(protocols=("knn",), batchnorm="running"))
     (line,) = list_runs(finished)
     assert line.status.startswith("broken: ")
     assert name in line.status
@@ -230,11 +234,11 @@ def test_a_flip_in_a_feature_cache_is_computed_again(finished):
     request = Request(protocols=("knn",), batchnorm="running")
     first = evaluate(finished, request)
     (path,) = (finished / "features").iterdir()
-    whole, content = path.read_bytes(), bytearray(path.read_bytes())
+    whole, content = Weights(load_file(path)).digest(), bytearray(path.read_bytes())
     content[-1] ^= 0x40  # the exponent of a feature
     path.write_bytes(content)
     assert evaluate(finished, request) == first
-    assert path.read_bytes() == whole
+    assert Weights(load_file(path)).digest() == whole
 
 
 # --- states of clients -----------------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def _classified(one, folder, file):
         came_to = outcome(ended, folder)
         if came_to != ("gave", one.ended) and not named and not _names(came_to, file):
             silent.append(("run", said))
-        again = [outcome(reader, folder) for reader in READERS]
+        again = [outcome(reader, folder) for reader in (record, opened)]
         silent += [("afterwards", one) for one in again if one[0] == "refused" and not _names(one, file)]
     kind = "silent" if silent else "noticed" if noticed else "harmless"
     if kind == "harmless" and not _unread(one, file):

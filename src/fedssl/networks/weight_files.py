@@ -88,7 +88,17 @@ def read_weight_file(place: str | Path) -> WeightFile:
 def weight_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
     """The content of a file that says how to build the network, and notices when it is no longer what was written."""
     metadata = {ABOUT: json.dumps(about), "format": "pt"}
-    return save(dict(tensors), {**metadata, CHECKSUM: _checksum(tensors, metadata)})
+    return _sorted(save(dict(tensors), {**metadata, CHECKSUM: _checksum(tensors, metadata)}))
+
+
+def _sorted(content: bytes) -> bytes:
+    """With the metadata in order: the library writes it in any, and the same weights must give the same file."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -142,10 +142,10 @@ def test_equal_content_elsewhere_shares_the_same_set(folder, tmp_path):
 
 def test_two_processes_at_once(folder, tmp_path):
     probe = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "import test_image_cache as t; print(t.look(Path(sys.argv[1])).fingerprint)"
+        "import sys; from pathlib import Path;"
+        "import tests.data.own.test_cache as t; print(t.look(Path(sys.argv[1])).fingerprint)"
     )
-    command = [sys.executable, "-c", probe, str(folder[0]), os.path.dirname(__file__)]  # noqa: PTH120
+    command = [sys.executable, "-c", probe, str(folder[0])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
     prints = {process.communicate(timeout=600)[0] for process in running}
@@ -255,15 +255,15 @@ def test_a_shared_cache_that_cannot_be_written_to_is_read(folder, monkeypatch):
 def test_a_kill_leaves_nothing_half_and_its_rest_goes_away(tmp_path, monkeypatch):
     write_folder(tmp_path / "photos", each=30)
     probe = (
-        "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "import test_image_cache as t;"
+        "import sys, time; from pathlib import Path;"
+        "import tests.data.own.test_cache as t;"
         "t.look(Path(sys.argv[1]), progress=lambda *x: (print(x[1], flush=True), time.sleep(0.05)))"
     )
-    command = [sys.executable, "-c", probe, str(tmp_path / "photos"), os.path.dirname(__file__)]  # noqa: PTH120
+    command = [sys.executable, "-c", probe, str(tmp_path / "photos")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        while process.stdout.readline() != "10\n":
-            pass
+        while (line := process.stdout.readline()) != "10\n":
+            assert line, "it ended before it had decoded ten"
         process.send_signal(signal.SIGKILL)
     assert sets() == []
     (left,) = cache_folder().glob("unfinished-*")

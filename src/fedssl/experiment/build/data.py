@@ -57,6 +57,7 @@ def choose_public_images(
         raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
     if not name:
         return dataset.train.unlabelled().select(partition.public).pixels, f"of {dataset.name}"
+    DATASETS.check(name, config.allow_code, "method.public_data")
     other = build_dataset(choice("data", {"name": name}, config.allow_code), progress)
     if (other.train.channels, other.train.image_size) != (dataset.train.channels, dataset.train.image_size):
         raise FedsslError(

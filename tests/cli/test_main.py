@@ -101,7 +101,10 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["ls", "nowhere"], "nowhere: there is no such folder"),
         (["run", "folder"], "data.path: say where your images are: a folder, a .npz"),
         (["run", "folder", "--set", "data.path=nowhere"], "nowhere: there is no such folder"),
-        (["run", "folder", "--set", "data.layout=silo"], "data.layout: 'silo' is not one of auto, folder, silos"),
+        (
+            ["run", "folder", "--set", "data.layout=silo"],
+            "data.layout: there is no 'silo' (did you mean 'silos'?)",
+        ),
         (["run", "folder", "--set", "data.channels=2"], "data.channels: 2 is not one of 1, 3"),
         (["data", "inspect", "nowhere"], "nowhere: there is no such folder"),
         (["data", "inspect", "."], "lies among the images, which are never written to"),

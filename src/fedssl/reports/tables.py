@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -10,11 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedssl.core.stopwatch import PARTS, UNKNOWN
-from fedssl.evaluation.results import Result
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, interval, verdict
 from fedssl.reports.compare import Row, parted, results, settings
 from fedssl.reports.listing import Listed
+
+if TYPE_CHECKING:  # it needs torch, which lists and comparisons do without
+    from fedssl.evaluation.results import Result
 
 PIPE_WIDTH = 1000
 
@@ -143,7 +145,7 @@ def _basis(entry: dict[str, Any]) -> str:
     return f"{entry['clients']} clients" if entry["clients"] else f"{entry['seeds']} seeds"
 
 
-def clients_tables(results: list[Result]) -> list[Table]:
+def clients_tables(results: list["Result"]) -> list[Table]:
     """For each protocol and BatchNorm mode: every client's encoder beside the global one, on all and on its classes."""
     accuracies: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
     for r in results:

@@ -70,7 +70,7 @@ def test_a_worker_that_dies_is_a_failed_client_and_is_replaced(tmp_path):
         assert [result.client_id for result in first.results] == [0, 2, 3]
         second = federation.round()
         assert [result.client_id for result in second.results] == [0, 1, 2, 3]
-        workers = [worker.process.pid for worker in federation.engine._workers]
+        workers = [psutil.Process(worker.process.pid) for worker in federation.engine._workers]
     assert all(_is_gone(worker) for worker in workers)
 
 

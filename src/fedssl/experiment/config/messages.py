@@ -10,7 +10,6 @@ from pydantic.fields import FieldInfo
 
 from fedssl.core.registry import Registry
 from fedssl.core.settings import settings_of
-from fedssl.experiment.config.schema import Raw
 from fedssl.experiment.records.run_record import Table
 
 # What other software calls these tables and settings, for suggestions only.
@@ -61,7 +60,7 @@ def describe_type(field: FieldInfo) -> str:
     )
 
 
-def _describe_schema(schema: Raw) -> str:
+def _describe_schema(schema: Table) -> str:
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}

@@ -73,7 +73,13 @@ def test_an_encoder_says_how_its_network_began_and_is_read_without_it(make, tmp_
     """Files of before the setting existed do not say."""
     path = make(**{"network.name": "resnet10", "network.init": "pytorch"})
     found = open_encoder(path)
-    assert found.about["network"] == {"name": "resnet10", "width": 4, "stem_stride": 1, "init": "pytorch"}
+    assert found.about["network"] == {
+        "name": "resnet10",
+        "width": 4,
+        "stem_stride": 1,
+        "init": "pytorch",
+        "stem": "learned",
+    }
     file = read_weight_file(path)
     old = {**file.about, "network": {"name": "resnet10", "width": 4}}
     save_file(file.tensors, tmp_path / "old.safetensors", {"fedssl": json.dumps(old)})

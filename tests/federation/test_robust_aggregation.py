@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedssl.core.errors import RoundError
 from fedssl.core.weights import Weights, divergence, non_finite
-from fedssl.federation import model_aggregation
+from fedssl.federation import robust_aggregation
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.messages import GlobalWeights, TrainResult
 from fedssl.federation.model_aggregation import WeightedAverage
@@ -214,7 +214,7 @@ def test_large_tensors_are_worked_on_in_slices(name, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     uploads = results(*(weights(torch.randn(101, generator=generator).tolist()) for _ in range(7)))
     whole = ROBUST[name](uploads, weights([0.0] * 101))
-    monkeypatch.setattr(model_aggregation, "VALUES_AT_ONCE", 70)  # ten values of each client, the last slice has one
+    monkeypatch.setattr(robust_aggregation, "VALUES_AT_ONCE", 70)  # ten values of each client, the last slice has one
     assert ROBUST[name](uploads, weights([0.0] * 101)).encoder.digest() == whole.encoder.digest()
 
 

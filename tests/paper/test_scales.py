@@ -97,7 +97,8 @@ def test_rows_are_as_the_authors_ran_them():
 def test_the_recorded_runs_of_the_cpu_scale_are_still_its_runs():
     """Their configs have none of these settings: network.init, method.joint_batch, partition.leftover."""
     made = [config for _, config in configs("cpu") if isinstance(config, Config)]
-    assert {frozenset(config.network.model_extra) for config in made} == {frozenset({"width", "stem_stride"})}
+    assert {frozenset(config.network.model_extra) for config in made} == {frozenset({"width", "stem_stride", "stem"})}
+    assert {config.network.model_extra["stem"] for config in made} == {"learned"}
     assert {config.method.settings.get("joint_batch", False) for config in made} == {False}
     assert {config.partition.settings.get("leftover", "unused") for config in made} == {"unused"}
 

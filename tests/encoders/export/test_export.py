@@ -117,7 +117,8 @@ def test_every_file_says_what_goes_in(exported):
     for about in written:
         assert about["input"]["range"] == [0.0, 1.0]
         assert (about["input"]["layout"], about["input"]["channels"], about["input"]["height"]) == ("NCHW", 3, 16)
-        assert about["network"] == {"name": "resnet10", "width": 4, "stem_stride": 1, "init": "he"}
+        settings = {"width": 4, "stem_stride": 1, "init": "he", "stem": "learned"}
+        assert about["network"] == {"name": "resnet10", **settings}
         assert about["encoder"] == "global"
     assert config["formats"]["hub"] == "model.safetensors"
 

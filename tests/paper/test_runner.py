@@ -127,7 +127,7 @@ def test_an_error_of_ours_leaves_no_run_behind(plan, processes):
     """Here of the view, while a run is at work: it is told to stop before the error is passed on."""
 
     class Breaks(Seen):
-        def progress(self, done):
+        def advance(self, by=1, text=""):
             if processes:
                 raise StorageError("no room")
 

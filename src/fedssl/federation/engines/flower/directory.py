@@ -74,8 +74,21 @@ class Numbered:
         return ""
 
 
+class _Named:
+    """Who sits where, by the clients' names."""
+
+    names: list[str]
+    _seats: dict[str, Seat]
+
+    def seat_of(self, client_id: int) -> Seat | None:
+        return self._seats.get(self.names[client_id])
+
+    def name_of(self, client_id: int) -> str:
+        return self.names[client_id]
+
+
 @dataclass
-class ByKey:
+class ByKey(_Named):
     """In a deployment with registered keys a node is who its key says it is; node ids mean nothing."""
 
     grid: Grid
@@ -85,23 +98,14 @@ class ByKey:
     _seats: dict[str, Seat] = field(default_factory=dict)
 
     def look(self) -> None:
-        found = {self.keys[node.public_key]: _seat(node) for node in known_name(self.grid.get_nodes(), self.keys)}
+        registered = [node for node in self.grid.get_nodes() if node.public_key in self.keys]
+        found = {self.keys[node.public_key]: _seat(node) for node in registered}
         _tell(self._seats, found, self.say)
         self._seats = found
 
-    def seat_of(self, client_id: int) -> Seat | None:
-        return self._seats.get(self.names[client_id])
-
-    def name_of(self, client_id: int) -> str:
-        return self.names[client_id]
-
-
-def known_name(nodes: Iterable[Node], keys: dict[bytes, str]) -> list[Node]:
-    return [node for node in nodes if node.public_key in keys]
-
 
 @dataclass
-class ByName:
+class ByName(_Named):
     """Without keys a node is asked for its client's name when it comes, and believed."""
 
     grid: Grid
@@ -121,12 +125,6 @@ class ByName:
         found = {name: seat for seat, name in sorted(self._names.items(), key=lambda one: one[0].since)}
         _tell(self._seats, found, self.say)
         self._seats = found
-
-    def seat_of(self, client_id: int) -> Seat | None:
-        return self._seats.get(self.names[client_id])
-
-    def name_of(self, client_id: int) -> str:
-        return self.names[client_id]
 
     def _ask(self, unknown: set[Seat]) -> None:
         now = time.monotonic()

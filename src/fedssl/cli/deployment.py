@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.completion import complete_preset
+from fedssl.cli.options import Force, Preset, Settings
 from fedssl.core.extras import need
 
+deployment_app = typer.Typer()
 certificates_app = typer.Typer(
     help="Certificates of the server and keys of the clients' nodes, for a deployment.", no_args_is_help=True
 )
@@ -20,19 +21,11 @@ def _say(text: str) -> None:
     typer.echo(text)
 
 
+@deployment_app.command()
 def server(
-    preset: Annotated[
-        str,
-        typer.Argument(
-            metavar="PRESET|FILE",
-            help="e.g. sites, PRESET+ALGORITHM, or a .toml file",
-            autocompletion=complete_preset,
-        ),
-    ],
+    preset: Preset,
     clients: Annotated[str, typer.Option(help="the names of all clients, in order, with commas")] = "",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a setting; may be repeated")
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path, typer.Option(help="run folder; a run begun there is resumed")] = Path("runs/deployment"),
     host: Annotated[str, typer.Option(help="address to listen on  [default: 0.0.0.0; with --insecure 127.0.0.1]")] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that clients connect to")] = PORT,
@@ -44,9 +37,7 @@ def server(
     insecure_anywhere: Annotated[
         bool, typer.Option("--insecure-anywhere", help="with --insecure: also for other machines. Don't.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="resume although rounds, evaluation, failures or threads were changed")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
 
@@ -72,20 +63,21 @@ def server(
         names = ("ca.pem", "server.pem", "server.key")
         certificate = ServerCertificate(*((certificates / name).absolute() for name in names))
     deployment = Deployment(
-        config,
-        out,
-        host or ("127.0.0.1" if insecure else "0.0.0.0"),
-        port,
-        certificate,
-        {} if insecure else public_keys(keys, config.flower.clients),
-        insecure_anywhere,
-        force,
+        config=config,
+        folder=out,
+        host=host or ("127.0.0.1" if insecure else "0.0.0.0"),
+        port=port,
+        certificate=certificate,
+        keys={} if insecure else public_keys(keys, config.flower.clients),
+        insecure_anywhere=insecure_anywhere,
+        force=force,
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
         serve(deployment, _say)
     print_summary(RunRecord.read(out))
 
 
+@deployment_app.command()
 def client(
     name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
     server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],

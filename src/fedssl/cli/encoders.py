@@ -1,4 +1,4 @@
-"""The commands that use what was trained: export, embed, neighbours, finetune, classify."""
+"""The commands that use what was trained: evaluate, export, embed, neighbours, finetune, classify."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,25 +6,84 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.completion import complete_run
+from fedssl.cli.options import AllowCode, Client, DataSettings, Device, Encoder, Network, Run
 
-export_app = typer.Typer()
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", autocompletion=complete_run)]
-Encoder = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="a run folder, or an export with safetensors", autocompletion=complete_run),
-]
-Client = Annotated[str | None, typer.Option(help="this client's own encoder, by number or name  [default: the global]")]
-Network = Annotated[str | None, typer.Option(help="online or target; a target is known of clients only")]
-AllowCode = Annotated[
-    list[str] | None,
-    typer.Option("--allow-code", metavar="PACKAGE", help="a package whose networks it may use; may be repeated"),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda …")]
+encoders_app = typer.Typer()
 MOST_LISTED = 20  # refused images on the screen; the file beside the result names all
 
 
-@export_app.command()
+@encoders_app.command()
+def evaluate(
+    folder: Run,
+    protocol: Annotated[str, typer.Option(help="any of knn, linear, semi-1, semi-10, with commas")] = "knn,linear",
+    variant: Annotated[str, typer.Option(help="paper, or authors: as their published code does it")] = "paper",
+    seeds: Annotated[int, typer.Option(help="repeat what draws random numbers with this many seeds")] = 1,
+    batchnorm: Annotated[
+        str | None, typer.Option(help="running, reestimated or both  [default: both; semi-*: running]")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="another dataset than the run's: transfer")] = None,
+    settings: DataSettings = None,
+    baseline: Annotated[str, typer.Option(help="random, supervised or both with a comma")] = "",
+    clients: Annotated[
+        bool, typer.Option("--clients", help="each client's own encoder too, and on its own classes")
+    ] = False,
+    epochs: Annotated[
+        str, typer.Option(help="NUMBER for all that trains, or linear=N,semi=N,supervised=N  [default: 200, 100, 100]")
+    ] = "",
+    device: Device = "auto",
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="keep features in the run folder")] = True,
+    allow_code: AllowCode = None,
+) -> None:
+    """How good a run's encoder is: kNN, linear probe, semi-supervised fine-tuning, on this or other data.
+
+    Examples:
+
+      fedssl evaluate runs/x
+
+      fedssl evaluate runs/x --protocol linear,semi-10 --seeds 3 --baseline random
+
+      fedssl evaluate runs/x --data cifar100 --protocol linear
+
+      fedssl evaluate runs/x --clients --protocol linear --batchnorm running
+    """
+    from fedssl.encoders.evaluate import Request
+    from fedssl.encoders.evaluate.request import parse_epochs, parse_names, parse_settings
+
+    request = Request(
+        protocols=parse_names(protocol),
+        variant=variant,  # type: ignore[arg-type]  # checked by the request
+        seeds=seeds,
+        batchnorm=batchnorm,  # type: ignore[arg-type]
+        data=data,
+        data_settings=parse_settings(settings or []),
+        baselines=parse_names(baseline),
+        clients=clients,
+        epochs=parse_epochs(epochs),
+        device=device,
+        cache=cache,
+    )
+    _evaluate(folder, request, allow_code or ())
+
+
+def _evaluate(folder: Path, request: Any, allow_code: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from fedssl.encoders.evaluate import evaluate as evaluate_run
+    from fedssl.evaluation.results import headline
+    from fedssl.experiment.progress.views import make_view
+    from fedssl.reports.tables import clients_tables, headline_table
+
+    try:
+        results = evaluate_run(folder, request, make_view(), allow_code)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
+        raise typer.Exit(130) from None
+    console = Console()
+    console.print(headline_table(headline(results)), *(clients_tables(results) if request.clients else []), sep="\n")
+    typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
+
+
+@encoders_app.command()
 def export(
     folder: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="a new folder")],
@@ -54,7 +113,7 @@ def export(
     typer.echo(f"{made.whose} encoder: {made.folder} ({', '.join(made.files)})")
 
 
-@export_app.command()
+@encoders_app.command()
 def embed(
     run: Encoder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files and folders, also .csv, .npz …")],
@@ -87,7 +146,7 @@ def embed(
     typer.echo(f"{made.images:,} images, {encoder.model.feature_size} features each: {out}")
 
 
-@export_app.command()
+@encoders_app.command()
 def neighbours(
     run: Encoder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="the images asked about")],
@@ -116,7 +175,7 @@ def neighbours(
     typer.echo(f"{found.searched:,} images were looked at: {out}")
 
 
-@export_app.command()
+@encoders_app.command()
 def finetune(
     run: Encoder,
     data: Annotated[str, typer.Option(help="labelled images: a folder with a subfolder per class, .csv, .npz …")],
@@ -130,9 +189,7 @@ def finetune(
     hidden: Annotated[int, typer.Option(help="width of the head's hidden layer")] = 4096,
     seed: Annotated[int, typer.Option()] = 0,
     to: Annotated[str, typer.Option(help="safetensors, or safetensors,onnx")] = "safetensors",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting of --data; may be repeated")
-    ] = None,
+    settings: DataSettings = None,
     client: Client = None,
     network: Network = None,
     device: Device = "auto",
@@ -181,7 +238,7 @@ def finetune(
     typer.echo(f"classifier: {made.folder}")
 
 
-@export_app.command()
+@encoders_app.command()
 def classify(
     classifier: Annotated[Path, typer.Argument(metavar="DIR", help="what `fedssl finetune` wrote")],
     images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files and folders")],

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.options import Force, Preset, Settings
+from fedssl.cli.options import AllowCode, Force, Preset, Settings
 from fedssl.core.extras import need
 
+InsecureAnywhere = Annotated[
+    bool, typer.Option("--insecure-anywhere", help="with --insecure: also between machines. Don't.")
+]
 deployment_app = typer.Typer()
 certificates_app = typer.Typer(
     help="Certificates of the server and keys of the clients' nodes, for a deployment.", no_args_is_help=True
@@ -34,9 +37,7 @@ def server(
     ),
     keys: Annotated[Path, typer.Option(help="folder with the clients' public keys, NAME.pub")] = Path("keys"),
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
-    insecure_anywhere: Annotated[
-        bool, typer.Option("--insecure-anywhere", help="with --insecure: also for other machines. Don't.")
-    ] = False,
+    insecure_anywhere: InsecureAnywhere = False,
     force: Force = False,
 ) -> None:
     """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
@@ -90,10 +91,7 @@ def client(
     ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
     key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
-    allow_code: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PACKAGE", help="a package whose networks the server may ask for; may be repeated"),
-    ] = None,
+    allow_code: AllowCode = None,
     allow_network: Annotated[str, typer.Option(hidden=True)] = "",
     require_privacy: Annotated[
         str, typer.Option(help="the privacy that runs must have: any, central, local (noise before anything leaves)")
@@ -107,14 +105,11 @@ def client(
     max_runs: Annotated[int, typer.Option(min=1, help="runs that --state may hold")] = 100,
     wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
-    insecure_anywhere: Annotated[
-        bool, typer.Option("--insecure-anywhere", help="with --insecure: also to other machines. Don't.")
-    ] = False,
+    insecure_anywhere: InsecureAnywhere = False,
 ) -> None:
     """A client of a deployment: trains on its own images whenever the server asks, until it is stopped.
 
-    Images, target network and state stay here. It connects outwards only, and comes back by itself after a crash of
-    the server, the network or its own node.
+    Images, target network and state stay here. It connects outwards only, and comes back by itself after a crash.
 
     Examples:
 

@@ -39,6 +39,7 @@ class SiameseMethod(nn.Module, ABC):
     leaves: ClassVar[str] = ""  # what leaves a client beside weights and counts, in words
 
     public: Tensor | None = None  # the images of `public_images`, uint8, once they are chosen
+    progress: float = 0.0  # of the run, the rounds that are done over all of them: for schedules of a method
 
     def __init__(self, online_encoder: Encoder, predictor: nn.Module | None = None, has_target: bool = False) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """BYOL: predict what a slowly moving target encoder makes of the other view."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -26,10 +27,12 @@ class BYOL(SiameseMethod):
         stop_gradient: bool = True,
         ema: bool = True,
         without_stop_gradient: Literal["paper", "authors"] = "paper",
+        momentum_schedule: Literal["constant", "cosine"] = "constant",  # cosine: to 1 over the rounds, as BYOL has it
     ) -> None:
         encoder = Encoder(backbone, mlp(feature_size, heads))
         super().__init__(encoder, mlp(heads.out, heads) if predictor else None, has_target=True)
         self.momentum, self.ema, self.stop_gradient = momentum, ema, stop_gradient
+        self.momentum_schedule = momentum_schedule
         # Without stop-gradient the paper trains the target by backpropagation too; the authors' code lets gradients
         # reach it but leaves it out of the optimizer, which changes nothing against the stop-gradient.
         assert self.target_encoder is not None
@@ -45,6 +48,12 @@ class BYOL(SiameseMethod):
         # Summed over the two directions, not averaged: a factor of two here is a factor of two in the learning rate.
         return byol_loss(p1, z2) + byol_loss(p2, z1)
 
+    def momentum_now(self) -> float:
+        """m, or m_r = 1 − (1 − m) · (1 + cos(pi · r / R)) / 2 for r = 0 … R − 1."""
+        if self.momentum_schedule == "constant":
+            return self.momentum
+        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * self.progress)) / 2
+
     def after_step(self) -> None:
         if self.ema:
-            self.move_target(self.momentum)
+            self.move_target(self.momentum_now())

@@ -37,7 +37,7 @@ def test_what_is_given_stays_and_the_rest_follows_it():
 
 
 def test_other_settings_cannot_be_automatic():
-    with pytest.raises(FedsslError, match="local_training.weight_decay: 'auto' is not a number"):
+    with pytest.raises(FedsslError, match=r"local_training\.weight_decay: 'auto' is not a number"):
         load_config("smoke", {"local_training.weight_decay": "auto"})
 
 

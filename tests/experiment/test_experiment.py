@@ -20,7 +20,7 @@ from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import RunRecord, read_summary
 from fedssl.experiment.records.verdict import verdict
 from fedssl.federation.checkpoint import CheckpointStore
-from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation import AGGREGATORS
 from tests.helpers.small import TINY, held_by
 
 

@@ -85,7 +85,7 @@ def rules() -> None:
 def aggregators() -> None:
     """List the aggregators, some tolerate Byzantine clients, with their settings ([aggregation] in a config)."""
     from fedssl.experiment.config.schema import Uploads
-    from fedssl.federation.robust_aggregation import AGGREGATORS
+    from fedssl.federation.model_aggregation import AGGREGATORS
 
     _print_registry("aggregation", AGGREGATORS, Uploads)
 

@@ -9,7 +9,7 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import non_finite
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire

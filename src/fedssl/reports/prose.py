@@ -10,10 +10,10 @@ from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, in_words
 from fedssl.federation.privacy.mechanism import PRIVACY, no_privacy
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.methods import METHODS
 from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile

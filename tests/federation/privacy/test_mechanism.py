@@ -9,7 +9,7 @@ import torch
 from fedssl.core.weights import Weights
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import Replace
 from fedssl.federation.privacy.accounting import cautions, epsilon, in_words, most_participations
 from fedssl.federation.privacy.mechanism import KEY, ClientDP, PrivateAverage, add_noise, gaussian, run_key

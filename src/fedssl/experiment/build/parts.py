@@ -17,7 +17,7 @@ from fedssl.experiment.build.data import build_dataset, build_partition, check_p
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import Client
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire

@@ -19,8 +19,8 @@ from fedssl.core.registry import Registry
 from fedssl.core.settings import NonNegative, Positive
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import Aggregator, joined, parted
-from fedssl.federation.robust_aggregation import distance
+from fedssl.federation.model_aggregation.base import Aggregator, joined, parted
+from fedssl.federation.model_aggregation.coordinates import distance
 
 Delta = Annotated[float, Interval(gt=0, lt=1)]
 KEY = "noise-key"  # of a client that adds its own noise: in its state, which never leaves it

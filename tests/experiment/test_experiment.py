@@ -229,7 +229,7 @@ def test_a_run_that_an_older_version_began_ends_with_an_unpaired_interval(tmp_pa
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
     for number in store.rounds():
         checkpoint = store.load(number)
-        del checkpoint.course["correct"]
+        del checkpoint.run["correct"]
         shutil.rmtree(store.path(number))
         store.save(checkpoint)
     assert run(tmp_path / "run").summary["gain"] == {}

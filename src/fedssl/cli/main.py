@@ -30,8 +30,8 @@ app.add_typer(deployment.deployment_app)
 app.add_typer(deployment.certificates_app, name="certificates")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(given: bool) -> None:
+    if given:
         typer.echo(f"fedssl {__version__}")
         raise typer.Exit
 

@@ -112,8 +112,8 @@ def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> A
     if privacy is None:
         made: Aggregator = config.aggregation.build()
         return made
-    asked = config.client_sampling.clients_per_round or num_clients
-    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
+    sampled = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, sampled=sampled, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:

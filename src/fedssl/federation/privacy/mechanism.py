@@ -73,7 +73,7 @@ class PrivateAverage(Aggregator):
     """
 
     privacy: ClientDP
-    asked: int
+    sampled: int
     key: bytes = field(default=b"", repr=False)  # never in a log
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
@@ -86,7 +86,7 @@ class PrivateAverage(Aggregator):
         if central:
             key = self.privacy.round_key(self.key, results[0].round_number)
             add_noise(total, self.privacy.noise_multiplier * self.privacy.clip_norm, key)
-        moved = {name: previous.parameters[name] + step.div_(self.asked) for name, step in total.items()}
+        moved = {name: previous.parameters[name] + step.div_(self.sampled) for name, step in total.items()}
         return Weights(moved, previous.buffers)
 
 

@@ -142,7 +142,7 @@ class _Server:
                 summary = self._run_app(link)
                 if summary:
                     return summary
-            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_words()})")
+            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_lines()})")
 
     def _await_link(self, link: Child) -> None:
         patience = Patience(START_LIMIT, self.say)
@@ -151,7 +151,7 @@ class _Server:
         while why := reachable(deployment.local_host, deployment.port, ca):
             if link.ended:
                 raise FedsslError(
-                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_words()}; "
+                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_lines()}; "
                     f"its log is {link.log}"
                 )
             patience.wait(f"waiting for the SuperLink: {why}", pause=0.3)

@@ -219,10 +219,10 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
         )
 
 
-def check_round(config: Config, asked: int) -> None:
+def check_round(config: Config, sampled: int) -> None:
     """Refuses a quorum or an aggregator that rounds of so many clients cannot satisfy."""
     needed = config.failures.min_clients
-    if needed is not None and needed > asked:
-        raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
+    if needed is not None and needed > sampled:
+        raise FedsslError(f"failures.min_clients: {needed} is more than the {sampled} clients of a round")
     if config.update_rule.factory.shares:
-        config.aggregation.build().check(asked)
+        config.aggregation.build().check(sampled)

@@ -17,9 +17,9 @@ from fedssl.data.own.layouts import Place
 from fedssl.data.partition import PARTITIONS
 from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.federation.privacy.mechanism import PRIVACY
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 

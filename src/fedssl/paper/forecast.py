@@ -11,7 +11,6 @@ from functools import cached_property
 
 import torch
 
-from fedssl.core.weights import Weights
 from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
@@ -97,7 +96,7 @@ class Speed:
             _seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
             _seconds(lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting))
             / (5 * len(features)),
-            _state_bytes(parts),
+            parts.client.state_bytes(),
             parts.client.first_weights.online.num_bytes(),
         )
 
@@ -117,12 +116,6 @@ def _small_parts(config: Config) -> Parts:
     raw["partition"] = {"name": "iid", "num_clients": 1}
     raw["client_sampling"] = {}
     return build(resolve(raw, config.allow_code))
-
-
-def _state_bytes(parts: Parts) -> int:
-    weights = parts.client.first_weights
-    held = (weights.online, weights.predictor, weights.target, Weights(parts.client.method.memory()))
-    return sum(part.num_bytes() for part in held)
 
 
 @dataclass(frozen=True)

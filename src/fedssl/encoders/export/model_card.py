@@ -7,7 +7,7 @@ from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import against_start, best_text
 from fedssl.federation.privacy.accounting import privacy_text
 from fedssl.reports.compare import percent
-from fedssl.reports.prose import DATA_NAMES, headline, leaving, shares, story, warnings
+from fedssl.reports.prose import headline, leaving, shares, story, title, warnings
 
 About = dict[str, Any]
 FRONT = """---
@@ -57,9 +57,8 @@ def _owner(about: About) -> str:
 def _settings(record: RunRecord) -> str:
     config, clients = record.config, record.summary.get("data", {}).get("clients") or [0]
     training = config.get("local_training", {})
-    data = config["data"]["name"]
     rows = [
-        ("data", f"{DATA_NAMES.get(data, data)}, {sum(clients):,} images"),
+        ("data", f"{title(config, 'data')}, {sum(clients):,} images"),
         (
             "clients",
             f"{len(clients)} ({config['partition']['name']}), {min(clients)}–{max(clients)} images each",

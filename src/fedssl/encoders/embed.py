@@ -172,9 +172,13 @@ def write_skipped(path: Path, refused: Sequence[Refusal]) -> Path | None:
     if not refused:
         skipped.unlink(missing_ok=True)
         return None
-    lines = ({"file": one.file, "reason": one.reason} for one in refused)
-    write_atomically(skipped, "".join(json.dumps(line) + "\n" for line in lines))
+    write_atomically(skipped, refusal_lines(refused))
     return skipped
+
+
+def refusal_lines(refused: Sequence[Refusal]) -> str:
+    """One line of JSON per image that cannot be used."""
+    return "".join(json.dumps({"file": one.file, "reason": one.reason}) + "\n" for one in refused)
 
 
 def in_short(refused: Sequence[Refusal]) -> str:

@@ -19,6 +19,7 @@ from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
+from fedssl.encoders.embed import refusal_lines
 from fedssl.encoders.export.programs import write_onnx
 from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encoder, permission
@@ -179,8 +180,7 @@ def _write_results(
             confusion_picture(folder / "confusion.png", matrix.numpy(), names, right)
     _write_json(folder / "result.json", result)
     if dataset.refused:
-        lines = (json.dumps({"file": one.file, "reason": one.reason}) + "\n" for one in dataset.refused)
-        (folder / "skipped.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / "skipped.jsonl").write_text(refusal_lines(dataset.refused), encoding="utf-8")
     about = {"about": classifier.about, "classes": names, "file": FILE, "permission": permission(classifier.about)}
     readme = markdown("classifier", **about, request=request, learnt_from=len(dataset.train), score=score)
     (folder / "README.md").write_text(readme, encoding="utf-8")

@@ -91,13 +91,15 @@ class Speed:
         votes = {"k": config.evaluation.k, "temperature": 0.1, "num_classes": 10}
         fitting = Fitting(epochs=5, batch_size=512, lr=3e-3)
         return cls(
-            statistics.median(steps),
-            _seconds(lambda: compute_features(backbone, pixels)) / len(pixels),
-            _seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
-            _seconds(lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting))
+            step=statistics.median(steps),
+            forward=_seconds(lambda: compute_features(backbone, pixels)) / len(pixels),
+            knn=_seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
+            linear=_seconds(
+                lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting)
+            )
             / (5 * len(features)),
-            parts.client.state_bytes(),
-            parts.client.first_weights.online.num_bytes(),
+            state_bytes=parts.client.state_bytes(),
+            encoder_bytes=parts.client.first_weights.online.num_bytes(),
         )
 
 

@@ -28,12 +28,12 @@ def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
 
 def _chapter(comparison: Comparison) -> Chapter:
     return Chapter(
-        f"chapter-{comparison.study.name}",
-        f"{comparison.study.number}: {comparison.study.title}",
-        comparison.sentences(),
-        comparison.tables(),
-        figures_of(comparison),
-        list(comparison.notes().items()),
+        id=f"chapter-{comparison.study.name}",
+        title=f"{comparison.study.number}: {comparison.study.title}",
+        story=comparison.sentences(),
+        tables=comparison.tables(),
+        figures=figures_of(comparison),
+        notes=list(comparison.notes().items()),
     )
 
 

@@ -152,12 +152,12 @@ def _comparison(records: Sequence[RunRecord]) -> Comparison:
     differing, equal_settings = parted(settings([record.config for record in records]))
     outcomes, equal_results = parted(results(records))
     return Comparison(
-        [story, chance],
-        [record.name for record in records],
-        [(row.label, *row.values) for row in differing],
-        [(row.label, *row.values) for row in outcomes],
-        [(row.label, row.values[0]) for row in equal_results + equal_settings],
-        run_figures.comparison(records),
+        story=[story, chance],
+        names=[record.name for record in records],
+        differing=[(row.label, *row.values) for row in differing],
+        results=[(row.label, *row.values) for row in outcomes],
+        equal=[(row.label, row.values[0]) for row in equal_results + equal_settings],
+        curves=run_figures.comparison(records),
     )
 
 

@@ -135,7 +135,7 @@ def test_public_images_of_another_dataset():
 
 
 def test_public_images_of_a_dataset_that_a_person_typed(tmp_path, monkeypatch):
-    code = "from fedssl.data.standard.cached import synthetic\ndef mine(progress): return synthetic(image_size=16)\n"
+    code = "from fedssl.data.standard.cached import synthetic\ndef mine(progress): return synthetic()\n"
     (tmp_path / "public_set.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     own = {"method.public_images": 8, "method.public_data": "public_set:mine"}

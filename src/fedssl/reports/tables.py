@@ -22,7 +22,7 @@ PIPE_WIDTH = 1000
 
 
 def print_comparison(records: Sequence[RunRecord], *, everything: bool = False, console: Console | None = None) -> None:
-    """Two tables, settings and results, a column a run; what is equal in all runs is folded unless asked for."""
+    """Two tables, settings and results, one column per run; what is equal in all runs is folded unless asked for."""
     console = console or wide_console()
     names = [record.name for record in records]
     compared = {"Settings": settings([record.config for record in records]), "Results": results(records)}

@@ -57,6 +57,10 @@ class Deployment:
         names = self.config.flower.clients
         if not names or len(set(names)) != len(names):
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
+        if self.config.automatic:
+            raise FedsslError(
+                f"{self.config.automatic[0]}: 'auto' needs the images, which are at the sites: give a number"
+            )
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
         else:

@@ -57,12 +57,15 @@ def changes(old: Raw, new: Raw) -> list[Change]:
 
 
 def as_begun(folder: Path, config: Config) -> Config:
-    """An engine that is left to us stays the one with which the run was begun: another has other bits."""
+    """What is left to us stays as the run was begun: another engine has other bits, another number of images too."""
+    begun = load_config(str(check_config(folder)), allow_code=config.allow_code)
+    if config.automatic:
+        values = flatten(begun.as_raw())
+        config = config.with_chosen({path: values[path] for path in config.automatic})
     if config.run.engine != "auto":
         return config
-    begun = load_config(str(check_config(folder)), allow_code=config.allow_code).run
-    threads = config.run.threads or begun.threads
-    chosen = {"engine": begun.engine, "workers": begun.workers, "threads": threads}
+    threads = config.run.threads or begun.run.threads
+    chosen = {"engine": begun.run.engine, "workers": begun.run.workers, "threads": threads}
     return replace(config, run=config.run.model_copy(update=chosen))
 
 

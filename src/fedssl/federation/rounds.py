@@ -144,7 +144,7 @@ class TooFewClientsError(RoundError):
         super().__init__(
             f"round {round_number}: {delivered} clients delivered, {needed} are needed (failures.min_clients); "
             f"missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}. "
-            f"The run is saved after round {round_number - 1}: run the same command again to go on"
+            f"The run is saved after round {round_number - 1}: run the same command again to resume it"
         )
         self.failures = failures
 

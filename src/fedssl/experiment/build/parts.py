@@ -7,9 +7,8 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.dataset import Pixels
+from fedssl.data.dataset import Dataset, Pixels
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.evaluation.context import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear

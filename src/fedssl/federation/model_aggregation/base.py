@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.sealed import under
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
 
@@ -52,10 +53,9 @@ def joined(weights: GlobalWeights) -> Weights:
 
 
 def parted(joined: Weights) -> GlobalWeights:
+    """Encoder and predictor again, from the set that `joined` made of them."""
+
     def part(prefix: str) -> Weights:
-        return Weights(
-            {n.removeprefix(prefix): tensor for n, tensor in joined.parameters.items() if n.startswith(prefix)},
-            {n.removeprefix(prefix): tensor for n, tensor in joined.buffers.items() if n.startswith(prefix)},
-        )
+        return Weights(under(prefix, joined.parameters), under(prefix, joined.buffers))
 
     return GlobalWeights(encoder=part("encoder."), predictor=part("predictor."))

@@ -32,7 +32,7 @@ from fedssl.federation.messages import (
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import ClientRound, SiameseMethod
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,6 +46,7 @@ class Client:
     images_of: Callable[[int], Pixels]
     rounds: int
     seed: int
+    num_clients: int
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"
     profile: bool = False
@@ -102,7 +103,7 @@ class Client:
         started, started_working = time.perf_counter(), time.process_time()
         with self.clock.part("rule"):
             task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
-            scalars = self._start(state, task)
+            scalars, at = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
         report = train_locally(
@@ -111,9 +112,10 @@ class Client:
             self.recipe,
             self.training,
             lr=self.training.learning_rate(task.round_number, self.rounds),
-            seed=training_seed(self.seed, task.client_id, task.round_number),
+            seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
             clock=self.clock,
+            received=(at.encoder, at.predictor),
         )
         with self.clock.part("rule"):
             weights = weights_of(self.method)
@@ -147,14 +149,13 @@ class Client:
             return run_key(self.seed, client_id)
         return bytes(state.memory[KEY].numpy()) if state else secrets.token_bytes(KEY_BYTES)
 
-    def _start(self, state: ClientState | None, task: TrainTask) -> Scalars:
+    def _start(self, state: ClientState | None, task: TrainTask) -> tuple[Scalars, ClientRound]:
         """Loads the weights with which the rule lets this round begin."""
         local = self._without_private(state)
         start, scalars = begin(self.rule, local, task)
         if local is not None and self.rule.shares and "divergence" not in scalars:
             scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
-        self._load(state, start, task)
-        return scalars
+        return scalars, self._load(state, start, task)
 
     def _result(
         self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars, key: bytes = b""
@@ -185,7 +186,7 @@ class Client:
         )
         return replace(state, weights=shared)
 
-    def _load(self, state: ClientState | None, start: ClientWeights, task: TrainTask) -> None:
+    def _load(self, state: ClientState | None, start: ClientWeights, task: TrainTask) -> ClientRound:
         own = state.weights if state is not None else self.first_weights
         own.online.overlaid(start.online).load_into(self.method.online_encoder)
         own.predictor.overlaid(start.predictor).load_into(self.method.predictor)
@@ -195,8 +196,19 @@ class Client:
         with torch.no_grad():
             for name, tensor in self.method.memory().items():
                 tensor.copy_(memory[name])
+        at = ClientRound(
+            client_id=task.client_id,
+            num_clients=self.num_clients,
+            round_number=task.round_number,
+            rounds=self.rounds,
+            seed=training_seed(self.seed, task.client_id, task.round_number),
+            encoder=own.online.overlaid(task.global_weights.encoder),
+            predictor=own.predictor.overlaid(task.global_weights.predictor),
+        )
+        self.method.prepare(at)
         self.method.receive(task.payload)
         self.method.start_round()
+        return at
 
     def _check_finite(self, weights: ClientWeights, loss: float, task: TrainTask) -> None:
         broken = [*non_finite(weights.online), *non_finite(weights.predictor)]

@@ -82,4 +82,4 @@ def shortest(products: Matrix) -> Matrix:
 
 def _solved(matrix: Matrix) -> Matrix:
     """matrix · c = 1, also where two clients have the same direction."""
-    return np.linalg.lstsq(matrix, np.ones(len(matrix)), rcond=None)[0]
+    return np.linalg.lstsq(matrix, np.ones(len(matrix)), rcond=None)[0].astype(np.float64)

@@ -24,6 +24,7 @@ from fedssl.federation.messages import (
     Failure,
     FailureCode,
     GlobalWeights,
+    Payload,
     Scalars,
     StepWatcher,
     TrainResult,
@@ -59,6 +60,7 @@ class Client:
         self.clock = Stopwatch(self.profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         self.rule.check(self.first_weights.online)
+        method.check(self.num_clients)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
@@ -121,6 +123,7 @@ class Client:
             weights = weights_of(self.method)
             self._check_finite(weights, report.loss, task)
             measured = self.rule.measure(before, weights.online)
+            payload = self.method.payload() if self.rule.shares else {}  # first: a method may remember what it sent
             memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
         key = self._noise_key(state, task.client_id)
         if key:
@@ -138,8 +141,8 @@ class Client:
             scalars["started_over"] = 1.0
         if key:
             reported = {name: scalars[name] for name in self.needed_numbers()}
-            return new_state, self._result(task, weights, 1, reported, key)
-        return new_state, self._result(task, weights, len(images), scalars)
+            return new_state, self._result(task, weights, 1, reported, payload, key)
+        return new_state, self._result(task, weights, len(images), scalars, payload)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
         """The key of a client's own noise; empty if it adds none."""
@@ -158,7 +161,13 @@ class Client:
         return scalars, self._load(state, start, task)
 
     def _result(
-        self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars, key: bytes = b""
+        self,
+        task: TrainTask,
+        weights: ClientWeights,
+        num_examples: int,
+        scalars: Scalars,
+        payload: Payload,
+        key: bytes = b"",
     ) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
         shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights.EMPTY
@@ -170,7 +179,7 @@ class Client:
             upload=self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
-            payload=self.method.payload() if self.rule.shares else {},
+            payload=payload,
         )
 
     def _shared(self, encoder: Weights, predictor: Weights) -> GlobalWeights:

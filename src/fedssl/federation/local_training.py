@@ -109,11 +109,16 @@ class Stepper:
     def last_step(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Also returns the projections that the loss saw last; never compiled, for a compiled loss keeps old hooks."""
         seen: list[Tensor] = []
-        hook = self.method.online_encoder.projector.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+        encoder = self.method.online_encoder  # of which a loss may call the parts one by one
+        hooks = [
+            part.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+            for part in (encoder, encoder.projector)
+        ]
         try:
             return self._step(self.loss, views), seen[-1]
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _step(self, loss_of: Loss, views: Sequence[Tensor]) -> Tensor:
         with self.autocast:

@@ -68,6 +68,9 @@ class SiameseMethod(nn.Module, ABC):
         """What a method of these settings needs of images that everybody may see."""
         return PublicImages()
 
+    def check(self, num_clients: int) -> None:
+        """Before the first round: refuses a federation that it cannot work with."""
+
     @abstractmethod
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         """The loss of `num_views` views of a batch.

@@ -32,6 +32,9 @@ def headline(record: RunRecord) -> str:
         "mocov1": "MoCo v1",
         "mocov2": "MoCo v2",
         "fedca": "FedCA",
+        "ssd": "SSD",
+        "fedx": "FedX",
+        "fedsc": "FedSC",
     }
     rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
     method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))

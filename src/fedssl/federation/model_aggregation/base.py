@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedssl.core.errors import FedsslError
 from fedssl.core.sealed import under
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
+
+Memory = dict[str, Tensor]
+"""What an aggregator remembers from round to round, by name; it is part of the server's state and its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,18 @@ class Aggregator(ABC):
         self.check(len(results))
         ordered = sorted(results, key=lambda result: result.client_id)  # float sums depend on the order
         return parted(self.combine(ordered, joined(previous)))
+
+    def advance(
+        self,
+        results: Sequence[TrainResult],
+        previous: GlobalWeights,
+        memory: Memory,  # noqa: ARG002
+    ) -> tuple[GlobalWeights, Memory]:
+        """The same, and what it will get as `memory` in the next round: nothing, unless an aggregator overrides this.
+
+        `memory` is empty in the first round, and must not be changed in place.
+        """
+        return self(results, previous), {}
 
     def check(self, num_clients: int) -> None:
         """Refuses a round in which only so many clients deliver."""

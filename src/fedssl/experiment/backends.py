@@ -80,7 +80,7 @@ class OneMachine:
 
 
 class Carrier(ABC):
-    """How the tasks of a run on one machine are carried out: what an entry of ENGINES is."""
+    """How the tasks of a run on one machine are run: what an entry of ENGINES is."""
 
     several_devices: ClassVar[bool] = True  # may one client train on several?
 

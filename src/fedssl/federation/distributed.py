@@ -31,8 +31,9 @@ from fedssl.core.errors import reason
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.data.augmentation.views import Recipe
 from fedssl.data.dataset import Pixels
-from fedssl.federation.local_training import LocalTraining, Rate, TrainingReport, prepare, train_locally
+from fedssl.federation.local_training import LocalTraining, Rate, Received, TrainingReport, train_locally, training_mode
 from fedssl.federation.messages import ClientError
+from fedssl.federation.regularizers import Loss
 from fedssl.federation.worker_processes import die_with_the_parent, worker_context
 from fedssl.methods.base import SiameseMethod
 
@@ -51,12 +52,13 @@ def train_on_devices(
     seed: int,
     on_step: Callable[[int, int, int], None] | None = None,
     clock: Stopwatch | None = None,
+    received: Received | None = None,
 ) -> TrainingReport:
     """As `train_locally`, by `settings.devices` processes; one that dies ends them all and is the client's failure."""
     clock = clock or Stopwatch()
     images = pixels.index_select(0, torch.arange(len(pixels)))  # this client's only; the processes share them
     alone = replace(settings, devices=1)
-    training = {"pixels": images, "recipe": recipe, "settings": alone, "lr": lr, "seed": seed}
+    training = {"pixels": images, "recipe": recipe, "settings": alone, "lr": lr, "seed": seed, "received": received}
     with clock.part("steps"), tempfile.TemporaryDirectory() as folder:
         job = (_packed(method), training, settings.devices, Path(folder) / "meeting", torch.get_num_threads())
         with _processes(job, settings.devices, next(method.parameters()).device) as workers:
@@ -190,8 +192,10 @@ def _train(
             convert = nn.SyncBatchNorm.convert_sync_batchnorm
             encoder.backbone = convert(encoder.backbone)  # type: ignore[no-untyped-call]
         share(encoder.backbone, rank, count)
-    prepare(method, training["settings"])  # what is frozen must be so before gradients are joined
-    joined = DistributedDataParallel(_LossOf(method), device_ids=[rank] if on_gpu else None)
+    settings: LocalTraining = training["settings"]
+    training_mode(method, settings)  # what is frozen must be so before gradients are joined
+    loss = _LossOf(method, settings.loss_of(method, training["received"]))
+    joined = DistributedDataParallel(loss, device_ids=[rank] if on_gpu else None)
     report = train_locally(method, **training, on_step=tell, loss=joined)
     spent = torch.tensor(time.process_time(), device=next(method.parameters()).device)
     dist.all_reduce(spent)
@@ -207,14 +211,14 @@ def _result(method: SiameseMethod) -> bytes:
 
 
 class _LossOf(nn.Module):
-    """A method's loss as a forward pass, which is what DistributedDataParallel watches."""
+    """A loss as a forward pass, which is what DistributedDataParallel watches."""
 
-    def __init__(self, method: SiameseMethod) -> None:
+    def __init__(self, method: SiameseMethod, loss: Loss) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.loss = method, loss
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
-        return self.method.loss(views)
+        return self.loss(views)
 
 
 def share(backbone: nn.Module, rank: int, count: int) -> None:

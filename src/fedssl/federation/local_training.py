@@ -16,14 +16,16 @@ from fedssl.core.memory import keep_freed_memory
 from fedssl.core.seeding import derive_seed, global_stream, torch_stream
 from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.core.stopwatch import Stopwatch
+from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe, make_views
 from fedssl.data.dataset import Pixels
 from fedssl.federation.optimizers import OptimizerName, check_settings, make_optimizer, set_rate
+from fedssl.federation.regularizers import Loss, RegularizedLoss
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
 from fedssl.networks.blocks import freeze
 
-Loss = Callable[[Sequence[Tensor]], Tensor]
+Received = tuple[Weights, Weights]  # W_g and W_g^p
 Rate = Callable[[int, int], float]
 Whole = Annotated[int, Ge(0)]
 
@@ -71,6 +73,9 @@ class LocalTraining:
     accumulate: Count = 1  # batches whose mean gradient makes one step of the optimizer
     freeze: Whole = 0  # first blocks of the backbone that are not trained; their BatchNorm statistics stay too
     layer_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0  # the rate of a block as a share of the next one's
+    decorrelation: NonNegative = 0.0  # weight of FedDecorr's term on backbone features; its paper: 0.1
+    uniformity: NonNegative = 0.0  # weight of FedU²'s term on projections; its paper: 0.01
+    proximal: NonNegative = 0.0  # FedProx's mu: weight of ½ ‖W − W_g‖²
     devices: Count = 1  # GPUs that share every batch of a client (federation/distributed.py)
 
     def __post_init__(self) -> None:
@@ -96,6 +101,23 @@ class LocalTraining:
         there = torch.cuda.device_count() if device.type == "cuda" else 1
         if self.devices > there and device.type != "cpu":
             raise FedsslError(f"local_training.devices: {self.devices} are asked for, here are {there} ({device.type})")
+        if self.compile and self.regularizes:
+            raise FedsslError(
+                "local_training.compile: a compiled loss cannot be watched: leave it out, or decorrelation, uniformity "
+                "and proximal"
+            )
+
+    @property
+    def regularizes(self) -> bool:
+        """Whether anything is added to a method's loss."""
+        return bool(self.decorrelation or self.uniformity or self.proximal)
+
+    def loss_of(self, method: SiameseMethod, received: Received | None) -> Loss:
+        """The method's own loss, or with what these settings add to it."""
+        if not self.regularizes:
+            return method.loss
+        terms = {"decorrelation": self.decorrelation, "uniformity": self.uniformity, "proximal": self.proximal}
+        return RegularizedLoss(method, received, **terms)
 
     def steps_per_epoch(self, num_images: int) -> int:
         """The short last batch is dropped; a client with fewer images than a batch trains on all of them at once."""
@@ -122,12 +144,11 @@ class Stepper:
     def __init__(
         self, method: SiameseMethod, settings: LocalTraining, lr: float, device: torch.device, loss: Loss | None = None
     ) -> None:
-        self.method, self.clip = method, settings.clip_gradient
+        self.method, self.loss, self.clip = method, loss or settings.loss_of(method, None), settings.clip_gradient
         self.optimizer = make_optimizer(method, settings, lr, device)
         lower = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
         self.autocast = torch.autocast(device.type, lower) if lower else nullcontext()
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-        self.loss = loss or method.loss
         self.compiled_loss: Loss = torch.compile(self.loss) if settings.compile else self.loss
 
     def step(self, views: Sequence[Tensor], part: Part = WHOLE) -> Tensor:
@@ -136,11 +157,16 @@ class Stepper:
     def last_step(self, views: Sequence[Tensor], part: Part = WHOLE) -> tuple[Tensor, Tensor]:
         """Also returns the projections that the loss saw last; never compiled, for a compiled loss keeps old hooks."""
         seen: list[Tensor] = []
-        hook = self.method.online_encoder.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+        encoder = self.method.online_encoder  # of which a loss may call the parts one by one
+        hooks = [
+            module.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+            for module in (encoder, encoder.projector)
+        ]
         try:
             return self._step(self.loss, views, part), seen[-1]
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _step(self, loss_of: Loss, views: Sequence[Tensor], part: Part) -> Tensor:
         with self.autocast:
@@ -161,7 +187,7 @@ class Stepper:
         self.method.after_step()
 
 
-def prepare(method: SiameseMethod, settings: LocalTraining) -> None:
+def training_mode(method: SiameseMethod, settings: LocalTraining) -> None:
     """Networks as they train: all of them but the first blocks that are frozen."""
     method.train()
     for encoder in filter(None, (method.online_encoder, method.target_encoder)):
@@ -177,12 +203,14 @@ def train_locally(
     seed: int,
     on_step: Callable[[int, int, int], None] | None = None,
     clock: Stopwatch | None = None,
+    received: Received | None = None,
     loss: Loss | None = None,
 ) -> TrainingReport:
     """Trains the method in place on uint8 images and returns the mean loss over the last epoch.
 
-    `lr` is one rate for all steps, or gives that of a step by its number (from 0) and their count. `loss` stands in
-    for the method's own, where several processes compute it together.
+    `lr` is one rate for all steps, or gives that of a step by its number (from 0) and their count. FedProx's term
+    measures from `received`; without it, from where training starts. `loss` stands in for the one of the settings,
+    where several processes compute it together.
     """
     if len(pixels) < 2:
         raise FedsslError(f"{len(pixels)} images are too few: BatchNorm needs at least 2 in a batch")
@@ -194,8 +222,8 @@ def train_locally(
     steps = settings.steps_per_epoch(len(pixels))
     total = settings.epochs * steps
     rate = lr if callable(lr) else lambda step, steps: lr  # noqa: ARG005
-    prepare(method, settings)
-    stepper = Stepper(method, settings, rate(0, total), device, loss)
+    training_mode(method, settings)
+    stepper = Stepper(method, settings, rate(0, total), device, loss or settings.loss_of(method, received))
     # Order and views are decided on the CPU whatever device trains: no step has to wait for an answer.
     order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
     loss_sum = torch.zeros((), device=device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.core.settings import Fraction
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.methods.losses import byol_loss
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
@@ -32,7 +32,7 @@ class BYOL(SiameseMethod):
         encoder = Encoder(backbone, mlp(feature_size, heads))
         super().__init__(encoder, mlp(heads.out, heads) if predictor else None, has_target=True)
         self.momentum, self.ema, self.stop_gradient = momentum, ema, stop_gradient
-        self.momentum_schedule = momentum_schedule
+        self.momentum_now, self.momentum_schedule = momentum, momentum_schedule
         # Without stop-gradient the paper trains the target by backpropagation too; the authors' code lets gradients
         # reach it but leaves it out of the optimizer, which changes nothing against the stop-gradient.
         assert self.target_encoder is not None
@@ -48,12 +48,12 @@ class BYOL(SiameseMethod):
         # Summed over the two directions, not averaged: a factor of two here is a factor of two in the learning rate.
         return byol_loss(p1, z2) + byol_loss(p2, z1)
 
-    def momentum_now(self) -> float:
+    def prepare(self, at: ClientRound) -> None:
         """m, or m_r = 1 − (1 − m) · (1 + cos(pi · r / R)) / 2 for r = 0 … R − 1."""
-        if self.momentum_schedule == "constant":
-            return self.momentum
-        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * self.progress)) / 2
+        if self.momentum_schedule == "cosine":
+            wave = 1 + math.cos(math.pi * (at.round_number - 1) / at.rounds)
+            self.momentum_now = 1 - (1 - self.momentum) * wave / 2
 
     def after_step(self) -> None:
         if self.ema:
-            self.move_target(self.momentum_now())
+            self.move_target(self.momentum_now)

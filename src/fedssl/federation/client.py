@@ -16,6 +16,7 @@ from fedssl.core.weights import Weights, divergence, non_finite
 from fedssl.data.augmentation.views import Recipe
 from fedssl.data.dataset import Pixels
 from fedssl.federation.client_store import ClientStore, Sent
+from fedssl.federation.distributed import train_on_devices
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
 from fedssl.federation.messages import (
     ClientError,
@@ -34,6 +35,7 @@ from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, 
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import ClientRound, SiameseMethod
+from fedssl.networks.blocks import frozen_names
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,13 +67,15 @@ class Client:
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
         encoder = "target" if self.upload == "target" and method.target_encoder is not None else "online"
+        frozen = frozen_names(method.online_encoder.backbone, self.training.freeze)
+        self.frozen = frozenset(f"backbone.{name}" for name in frozen)
         separate = bool(self.privacy) or self.wire.dtype != "fp32"
         self.sent = Sent(encoder if self.rule.shares else "", *self.private, separate=separate)
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
         lr = self.training.learning_rate(task.round_number, self.rounds)
-        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed}"
+        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed} of {self.rounds} rounds"
 
     @property
     def adds_noise(self) -> bool:
@@ -108,12 +112,13 @@ class Client:
             scalars, at = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
-        report = train_locally(
+        train = train_locally if self.training.devices == 1 else train_on_devices
+        report = train(
             self.method,
             images,
             self.recipe,
             self.training,
-            lr=self.training.learning_rate(task.round_number, self.rounds),
+            lr=partial(self.training.learning_rate, task.round_number, self.rounds),
             seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
             clock=self.clock,
@@ -135,7 +140,8 @@ class Client:
             "feature_std": report.feature_std,
             "images": report.images,
             "seconds": time.perf_counter() - started,
-            "core_seconds": time.process_time() - started_working,  # of all threads: does not grow with other work
+            # Of all threads: does not grow with other work.
+            "core_seconds": time.process_time() - started_working + report.core_seconds_elsewhere,
         }
         if state is None and task.accepted_round is not None:
             scalars["started_over"] = 1.0

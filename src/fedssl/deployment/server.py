@@ -59,6 +59,8 @@ class Deployment:
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
+            if self.config.uploads.secure:
+                raise FedsslError("--insecure: with aggregation.secure sites sign with their keys: use TLS and keys")
         else:
             check_server_certificate(self.certificate)
 

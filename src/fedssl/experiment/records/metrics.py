@@ -22,7 +22,7 @@ def metrics_of(record: dict[str, Any]) -> dict[str, float]:
     found["clients"] = len(clients)
     for name in ("divergence", "feature_std"):
         known = [client[name] for client in clients if client.get(name) is not None]
-        found[name] = statistics.fmean(known) if known else None
+        found[name] = statistics.fmean(known) if known else record.get(name)  # of secure sums the round knows the mean
     for name in ("bytes_up", "bytes_down"):
         found[name] = sum(client.get(name, 0) for client in clients)
     return {name: value for name, value in found.items() if value is not None}

@@ -61,7 +61,7 @@ def open_side(node: Raw, about: Raw) -> Side:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
-    store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node))
+    store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node, limits))
     check_disk(state, client.state_bytes(), limits)
     return Side(client, store, state / LOG, config.failures.client_timeout)
 
@@ -127,7 +127,7 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
 
 
-def _secure_client(config: Config, client: Client, node: Raw) -> "SecureClient | None":
+def _secure_client(config: Config, client: Client, node: Raw, limits: Limits) -> "SecureClient | None":
     """This site's part in secure sums: its own node key, and the others' as they are in its roster."""
     if client.terms is None:
         return None
@@ -145,4 +145,5 @@ def _secure_client(config: Config, client: Client, node: Raw) -> "SecureClient |
         raise ClientError(
             "untrusted", f"{roster}: site {name}: another key than this site's own: exchange rosters anew"
         )
-    return SecureClient(names=names, identity=lambda _: identity, roster=lambda: keys, least=client.terms.threshold)
+    least = max(client.terms.threshold, limits.min_sites)
+    return SecureClient(names=names, identity=lambda _: identity, roster=lambda: keys, least=least)

@@ -197,6 +197,7 @@ def _notes(config: Config, parts: Parts) -> list[str]:
     promised = spent(parts.client.privacy, parts.server, config.run.rounds, parts.client.terms)
     warnings = [*parts.warnings, *(cautions(promised) if promised else [])]
     remarks = [*parts.remarks, *([in_words(promised)] if promised else [])]
+    remarks += [parts.client.terms.in_words()] if parts.client.terms else []
     return [*(f"warning: {text}" for text in warnings), *(f"note: {text}" for text in remarks)]
 
 

@@ -170,14 +170,14 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )
-    if num_clients is not None:
-        check_round(config, per_round or num_clients)
     private = config.privacy.build()
-    if private is not None:
-        _check_privacy(config, private)
     if config.uploads.secure:
         _check_secure(config, private)
-    elif private is not None and private.placement == "distributed":
+    if num_clients is not None:
+        check_round(config, per_round or num_clients)
+    if private is not None:
+        _check_privacy(config, private)
+    if not config.uploads.secure and private is not None and private.placement == "distributed":
         raise FedsslError("privacy.placement: 'distributed' hides nothing in a single upload: set aggregation.secure")
     if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
         raise FedsslError(problem)

@@ -62,6 +62,14 @@ class Terms:
     def num_bytes(self) -> int:
         return 4 * self.layout.length
 
+    def in_words(self) -> str:
+        layout, least = self.layout, self.threshold
+        return (
+            f"secure aggregation: the server learns sums of {least} or more of the {self.clients} clients of a round, "
+            f"and of no single one anything; changes of weights up to {layout.tensors[0].limit:g} in steps of "
+            f"{layout.step(layout.tensors[0]):.2g}"
+        )
+
     def part(self, trained: GlobalWeights, origin: GlobalWeights, examples: int, told: Scalars) -> GlobalWeights:
         """A client's part of the sum: a vector of 32-bit numbers, not masked yet."""
         sums = {name: min(max(told.get(name, 0.0), -LIMITS[name]), LIMITS[name]) for name in self.numbers}

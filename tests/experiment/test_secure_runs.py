@@ -9,6 +9,7 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.federation.privacy.accounting import epsilon
+from fedssl.methods import METHODS
 from fedssl.reports.prose import tiles, warnings
 from fedssl.reports.run_page import write_report
 from tests.faults.test_damage import Stops
@@ -112,7 +113,7 @@ def test_epsilon_of_distributed_noise_names_the_honest_clients_it_counts_on(tmp_
     [
         *(
             ({"aggregation.name": name}, f"aggregation.name = '{name}' looks at single ones: use 'weighted-average'")
-            for name in ("median", "trimmed-mean", "krum", "clipped-average")
+            for name in ("median", "trimmed-mean", "krum", "clipped-average", "l-dawa", "fedu2")
         ),
         ({"update_rule.lambda_at": "server"}, "set update_rule.lambda_at to 'client', or a fixed update_rule.scale"),
         ({"method.name": "fedca", "update_rule.name": "replace"}, "fedca also sends normalised projections"),
@@ -139,6 +140,28 @@ def test_what_cannot_be_combined_is_refused_before_round_1_with_the_reason(chang
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.leaves])
+def test_methods_that_send_more_than_weights_are_refused(name):
+    with pytest.raises(FedsslError, match=rf"{name} also sends .*: use another method\.name"):
+        load_config("smoke", {"aggregation.secure": True, "update_rule.name": "replace", "method.name": name})
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam"])
+def test_optimizers_of_the_server_work_on_the_sum(finished, tmp_path, name):
+    """A momentum of 0 is the average itself; FedAdam moves the weights by its own step."""
+    settings = {"aggregation.name": name} | ({"aggregation.momentum": 0.0} if name == "fedavgm" else {})
+    experiment(NAME, engine="in-process", **SECURE, **settings, **{"aggregation.secure_limit": 8.0}).run(
+        tmp_path / "run"
+    )
+    ours, plain = (
+        [json.loads(line) for line in (one / "rounds.jsonl").read_text().splitlines()]
+        for one in (tmp_path / "run", finished[0])
+    )
+    assert ours[1]["loss"] == plain[1]["loss"]
+    near = ours[2]["loss"] == pytest.approx(plain[2]["loss"], abs=1e-4)
+    assert near == (name == "fedavgm")
+
+
 @pytest.mark.parametrize("rule", ["replace", "update-both", "fedu", "constant-mu"])
 def test_other_rules_need_no_change(rule):
     assert load_config("smoke", {"aggregation.secure": True, "update_rule.name": rule}).uploads.secure
@@ -146,7 +169,7 @@ def test_other_rules_need_no_change(rule):
 
 def test_a_rule_or_an_aggregator_from_elsewhere_is_taken_to_need_single_uploads():
     """Unless it says otherwise: nobody's weights are summed for a rule that would never see them."""
-    from fedssl.federation.model_aggregation import Aggregator
+    from fedssl.federation.model_aggregation.base import Aggregator
     from fedssl.federation.model_communication import Replace
 
     class Noting(Replace):

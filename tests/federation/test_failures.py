@@ -14,7 +14,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, NoUpdate, Replace
 from fedssl.federation.rounds import ServerState, TooFewClientsError, accept, gather, make_task, run_round
 from tests.helpers.small import digests, make_client, make_images, make_method, make_server, of, result, state_digests
@@ -238,19 +238,21 @@ def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
     state = ServerState(3, GlobalWeights(of(1.0), of(2.0)))
     before = state.global_weights.encoder.copy()
     huge = [result(0, (3e38,), (0.0,)), result(1, (3e38,), (0.0,))]
-    overflowing = replace(
-        server, aggregate=lambda *a: GlobalWeights(huge[0].weights.encoder.map(lambda _, t: t * 10), of(0.0))
-    )
+
+    class Overflows(WeightedAverage):
+        def combine(self, results, previous):
+            return super().combine(results, previous).map(lambda _, tensor: tensor * 10)
+
+    class Raises(WeightedAverage):
+        def combine(self, results, previous):
+            raise ValueError("at the second tensor")
+
     with pytest.raises(
         RoundError, match=r"round 4: the aggregate of conv1\.weight is NaN or infinite; .* after round 3"
     ):
-        accept(overflowing, state, huge)
-
-    def raises(*_):
-        raise ValueError("at the second tensor")
-
+        accept(replace(server, aggregate=Overflows()), state, huge)
     with pytest.raises(ValueError, match="second tensor"):
-        accept(replace(server, aggregate=raises), state, huge)
+        accept(replace(server, aggregate=Raises()), state, huge)
     assert state.global_weights.encoder.digest() == before.digest()
 
 

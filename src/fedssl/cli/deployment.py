@@ -20,10 +20,6 @@ certificates_app = typer.Typer(
 PORT = 9092
 
 
-def _say(text: str) -> None:
-    typer.echo(text)
-
-
 @deployment_app.command()
 def server(
     preset: Preset,
@@ -74,7 +70,7 @@ def server(
         force=force,
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
-        serve(deployment, _say)
+        serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
 
 
@@ -156,7 +152,7 @@ def client(
         ),
     )
     with _stopping("stopped"):
-        take_part(site, _say, wait)
+        take_part(site, typer.echo, wait)
 
 
 def _roster(given: Path | None) -> Path | None:
@@ -189,9 +185,9 @@ def certificates_make(
 
     ca.pem goes to every client. Put ca.key away: it is not needed to run anything.
     """
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_server_certificate
 
-    need("flower", "fedssl certificates")
     made = make_server_certificate(out, host or [], days)
     typer.echo(
         f"for the server: {made.certificate}, {made.key}\nfor every client: {made.ca}\nput away: {out / 'ca.key'}"
@@ -207,9 +203,9 @@ def certificates_node(
 
     The same key signs for secure aggregation: then the public half goes to every other site, too.
     """
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_node_key
 
-    need("flower", "fedssl certificates")
     private, public = make_node_key(out, name)
     typer.echo(f"stays here: {private}\nfor the server, and for the roster of all sites: {public}")
 

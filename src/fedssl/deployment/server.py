@@ -57,6 +57,10 @@ class Deployment:
         names = self.config.flower.clients
         if not names or len(set(names)) != len(names):
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
+        if self.config.automatic:
+            raise FedsslError(
+                f"{self.config.automatic[0]}: 'auto' needs the images, which are at the sites: give a number"
+            )
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
             if self.config.uploads.secure:
@@ -140,7 +144,7 @@ class _Server:
                 summary = self._run_app(link)
                 if summary:
                     return summary
-            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_words()})")
+            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_lines()})")
 
     def _await_link(self, link: Child) -> None:
         patience = Patience(START_LIMIT, self.say)
@@ -149,7 +153,7 @@ class _Server:
         while why := reachable(deployment.local_host, deployment.port, ca):
             if link.ended:
                 raise FedsslError(
-                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_words()}; "
+                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_lines()}; "
                     f"its log is {link.log}"
                 )
             patience.wait(f"waiting for the SuperLink: {why}", pause=0.3)
@@ -184,21 +188,19 @@ class _Server:
         patience = Patience(START_LIMIT, self.say, every=60.0)
         while not link.ended:
             self._show()
-            if (self.home / ERROR).exists():
-                self._raise_error()
             pid = _read_pid(self.home / APP_PID)
             if pid is None:
                 patience.wait("waiting for the server's app to start")
                 continue
             if not _alive(pid):
                 self._show()
-                if (self.home / ERROR).exists():
-                    self._raise_error()
                 return finished(self.deployment.folder, self.deployment.config.run.rounds, self.say)
             time.sleep(0.5)
         return None
 
     def _show(self) -> None:
+        """What the app wrote since, and the error that it ended with, if any."""
+        failed = (self.home / ERROR).exists()  # looked at first: what was written before it is shown
         path = self.home / PROGRESS
         if self._size() > self.shown:
             with path.open("rb") as file:
@@ -208,16 +210,14 @@ class _Server:
             self.shown += len(whole)
             for line in whole.decode(errors="replace").splitlines():
                 self.say(line)
+        if failed:
+            what = read_json(self.home / ERROR)
+            kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
+            raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
 
     def _size(self) -> int:
         path = self.home / PROGRESS
         return path.stat().st_size if path.exists() else 0
-
-    def _raise_error(self) -> None:
-        self._show()
-        what = read_json(self.home / ERROR)
-        kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
-        raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
 
     def _count_restart(self, why: str) -> None:
         done = len(RunFolder(self.deployment.folder).written_rounds())

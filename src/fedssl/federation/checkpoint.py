@@ -21,7 +21,7 @@ LEAST_KEPT = 2  # the newest may turn out damaged
 @dataclass(frozen=True)
 class Checkpoint:
     state: ServerState
-    course: dict[str, Any] = field(default_factory=dict)  # plain values that belong to the run, not to the federation
+    run: dict[str, Any] = field(default_factory=dict)  # plain values that belong to the run, not to the federation
 
 
 class CheckpointStore:
@@ -40,12 +40,13 @@ class CheckpointStore:
         """Seals the checkpoint, then removes the oldest ones."""
         state = checkpoint.state
         tensors = {f"payload/{name}": tensor for name, tensor in state.payload.items()}
+        tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
         tensors |= state.global_weights.named()
         facts = {
             "round": state.round_number,
             "accepted_round": state.accepted_round,
             "notes": state.notes,
-            "course": checkpoint.course,
+            "course": checkpoint.run,
         }
         seal(self.path(state.round_number), tensors, facts)
         for old in self.rounds()[: -self.keep]:
@@ -60,6 +61,7 @@ class CheckpointStore:
             accepted_round={int(client): accepted for client, accepted in facts["accepted_round"].items()},
             notes={int(client): note for client, note in facts["notes"].items()},
             payload=sealed.tensors("payload/"),
+            memory=sealed.tensors("memory/"),
         )
         return Checkpoint(state, facts["course"])
 

@@ -9,7 +9,7 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import non_finite
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator, Memory
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire
@@ -42,6 +42,7 @@ class ServerState:
     accepted_round: dict[int, int] = field(default_factory=dict)
     notes: dict[int, Scalars] = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)  # of the aggregator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +62,10 @@ class Server:
     needed: tuple[str, ...] = ()  # the numbers that every reply tells
     secure: "SecureServer | None" = None  # uploads are masked: the server learns their sum, and of no single one
 
-    def quorum(self, asked: int) -> int:
+    def quorum(self, sampled: int) -> int:
         if self.secure:
             return max(self.secure.threshold, self.min_clients or 0)
-        return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
+        return min(self.min_clients, sampled) if self.min_clients is not None else -(-sampled // 2)
 
     @property
     def quorum_setting(self) -> str:
@@ -136,9 +137,9 @@ def gather(
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
     for _ in range(server.retries + 1):
-        asked = [task for client_id, task in tasks.items() if client_id not in delivered]
-        silent = {task.client_id for task in asked}
-        for reply in engine.run_tasks(asked):
+        missing = [task for client_id, task in tasks.items() if client_id not in delivered]
+        silent = {task.client_id for task in missing}
+        for reply in engine.run_tasks(missing):
             reply = inspect(reply, tasks, like, payload_problem, server.needed)
             silent.discard(reply.client_id)
             if isinstance(reply, Failure):
@@ -163,7 +164,7 @@ class TooFewClientsError(RoundError):
         missing = f"; missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}" if last else ""
         super().__init__(
             f"round {round_number}: {text}{missing}. "
-            f"The run is saved after round {round_number - 1}: run the same command again to go on"
+            f"The run is saved after round {round_number - 1}: run the same command again to resume it"
         )
         self.failures = failures
 
@@ -187,26 +188,26 @@ def accept(
 ) -> ServerState:
     """Aggregates, then notes for every client of the round what its next task carries; `gather` sorted the results.
 
-    `summed`: a secure sum has done the first, and lets nothing be noted of a client.
+    `summed`: a secure sum is one upload, the average itself, and lets nothing be noted of a client.
     """
     round_number = state.round_number + 1
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return replace(state, round_number=round_number, accepted_round=accepted)
-    if summed:
-        return replace(state, round_number=round_number, accepted_round=accepted, global_weights=summed.weights)
-    aggregated = _aggregated(server, state, results)
+    uploads = [TrainResult(0, round_number, summed.weights, summed.num_examples)] if summed else results
+    aggregated, memory = _aggregated(server, state, uploads)
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
-    for result in results:
+    for result in [] if summed else results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
     payload = state.payload | server.pool([result.payload for result in results])
-    return ServerState(round_number, aggregated, accepted, notes, payload)
+    return ServerState(round_number, aggregated, accepted, notes, payload, memory)
 
 
-def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> GlobalWeights:
+def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> tuple[GlobalWeights, Memory]:
     unchanged = f"the global weights stay as they were after round {state.round_number}"
     try:
-        aggregated = server.aggregate(results, server.wire.arrived(state.global_weights))
+        origin = server.wire.arrived(state.global_weights)
+        aggregated, memory = server.aggregate.advance(results, origin, state.memory)
     except FedsslError as error:  # e.g. Krum, when clients failed and too few are left
         raise RoundError(f"round {state.round_number + 1}: {error}; {unchanged}") from None
     broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]
@@ -215,4 +216,4 @@ def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) 
             f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
             "(a robust aggregation.name may help)"
         )
-    return aggregated
+    return aggregated, memory

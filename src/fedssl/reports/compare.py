@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedssl.core.files import size_text
+from fedssl.evaluation.score import Best
 from fedssl.experiment.config.messages import NOT_SET, flatten, setting_text
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import best_text, points, verdict
@@ -36,7 +37,7 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
     columns: list[tuple[str, Callable[[RunRecord], str]]] = [
         ("status", lambda r: r.status),
         ("rounds", lambda r: str(r.summary.get("rounds", len(r.trained)))),
-        ("verdict", lambda r: found.word if (found := verdict(r)) else NOT_SET),
+        ("verdict", lambda r: judged.word if (judged := verdict(r)) else NOT_SET),
         *_accuracies("knn", "kNN"),
         *_accuracies("linear", "linear probe"),
         ("mean mu", lambda r: number(r.summary.get("mean_mu"))),
@@ -52,32 +53,27 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
 def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord], str]]]:
     """Before and after training, each in the BatchNorm mode that suits the encoder better, and the gain."""
 
-    def before(record: RunRecord) -> str:
-        best = record.initial_best(measure)
+    def text(best: Best | None) -> str:
         return best_text(best) if best else NOT_SET
 
-    def after(record: RunRecord) -> str:
-        best = record.trained_best(measure)
-        return best_text(best) if best else NOT_SET
-
-    def gained(record: RunRecord) -> str:
-        gain = record.gain(measure)
-        return points(gain) if gain else NOT_SET
-
-    return [(f"{label}, before training", before), (f"{label}, trained", after), (f"{label}, gain", gained)]
+    return [
+        (f"{label}, before training", lambda r: text(r.initial_best(measure))),
+        (f"{label}, trained", lambda r: text(r.trained_best(measure))),
+        (f"{label}, gain", lambda r: points(gain) if (gain := r.gain(measure)) else NOT_SET),
+    ]
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:
-    found = [{evaluation_label(entry): _evaluation_text(entry) for entry in record.evaluation} for record in records]
-    labels = dict.fromkeys(label for one in found for label in one)
-    return [Row(label, tuple(one.get(label, NOT_SET) for one in found)) for label in labels]
+    by_label = [{evaluation_label(entry): _evaluation_text(entry) for entry in record.evaluation} for record in records]
+    labels = dict.fromkeys(label for one in by_label for label in one)
+    return [Row(label, tuple(one.get(label, NOT_SET) for one in by_label)) for label in labels]
 
 
 def evaluation_label(entry: Table) -> str:
     """What was evaluated, in words: an entry of the headline that `fedssl evaluate` put into summary.json."""
-    whose = "" if entry["test_images"] == "all" else ", own classes"
+    scope = "" if entry["test_images"] == "all" else ", own classes"
     return (
-        f"{entry['protocol']} ({entry['variant']}) on {entry['data']}, {entry['encoder']}{whose}, "
+        f"{entry['protocol']} ({entry['variant']}) on {entry['data']}, {entry['encoder']}{scope}, "
         f"BatchNorm {entry['batchnorm']}"
     )
 

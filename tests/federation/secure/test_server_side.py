@@ -9,7 +9,8 @@ import torch
 
 from fedssl.core.errors import RoundError
 from fedssl.federation.messages import Failure, GlobalWeights
-from fedssl.federation.model_aggregation import WeightedAverage, joined
+from fedssl.federation.model_aggregation.base import joined
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import UPDATE_RULES, ConstantMu, FedEMA
 from fedssl.federation.privacy.mechanism import ClientDP
 from fedssl.federation.rounds import TooFewClientsError

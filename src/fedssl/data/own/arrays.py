@@ -63,15 +63,16 @@ class Rows:
         return lambda number: images[number].transpose(1, 2, 0) if self.layout == "NCHW" else images[number]
 
 
-def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True) -> Found:
+def find_in_array(place: str | Path, columns: Mapping[str, str], labels: bool = True) -> Found:
     """The images of a .npy or .npz file: uint8 or uint16, N x H x W, N x H x W x C or N x C x H x W.
 
     `columns` names the arrays `image`, `label` and `client` of a .npz; one that is "" is found by its type or name.
     """
+    path = Path(place)
     try:
         if path.suffix.lower() == ".npy":
             with path.open("rb") as file:
-                return _found(path, "", *_header(file, path.stat().st_size), {})
+                return _samples(path, "", *_header(file, path.stat().st_size), {})
         headers = {}
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
@@ -83,7 +84,7 @@ def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True
             for kind in ("label", "client")
             if labels or kind != "label"
         }
-        return _found(path, f"{name}.npy", *headers[name], facts)
+        return _samples(path, f"{name}.npy", *headers[name], facts)
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise FedsslError(f"{printable(path)}: not readable as a NumPy file ({error})") from None
 
@@ -132,7 +133,7 @@ def _column(path: Path, headers: Mapping[str, Any], kind: str, wanted: str, coun
     ]
 
 
-def _found(
+def _samples(
     path: Path, member: str, shape: tuple[int, ...], dtype: np.dtype[Any], facts: Mapping[str, list[str] | None]
 ) -> Found:
     layout = _layout(path, shape, dtype)

@@ -8,9 +8,8 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.dataset import Pixels
+from fedssl.data.dataset import Dataset, Pixels
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.evaluation.context import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
@@ -18,7 +17,7 @@ from fedssl.experiment.build.data import build_dataset, build_partition, check_p
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import Client, MakeTerms
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
@@ -89,6 +88,7 @@ def build_client(
         images_of=images_of,
         rounds=config.run.rounds,
         seed=config.run.seed,
+        num_clients=num_clients,
         upload=config.uploads.upload,
         batchnorm=config.uploads.batchnorm,
         profile=config.run.profile,
@@ -135,8 +135,8 @@ def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> A
     if privacy is None or config.uploads.secure:
         made: Aggregator = config.aggregation.build()
         return made
-    asked = config.client_sampling.clients_per_round or num_clients
-    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
+    sampled = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, sampled=sampled, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:

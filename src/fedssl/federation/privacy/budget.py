@@ -32,12 +32,12 @@ def spent(privacy: ClientDP | None, server: Server, rounds: int, terms: "Terms |
     crowd = {"honest": privacy.honest or terms.threshold, "clients": terms.clients} if terms else {}
     share = crowd["honest"] / crowd["clients"] if crowd else 1.0
     releases = most_participations(server.num_clients, server.clients_per_round, server.seed, rounds)
-    found = epsilon(privacy.noise_multiplier * math.sqrt(share), releases, privacy.delta)
+    value = epsilon(privacy.noise_multiplier * math.sqrt(share), releases, privacy.delta)
     about = asdict(privacy) | crowd
     return {
         "unit": "client",
-        "epsilon": found if math.isfinite(found) else None,
-        **{name: value for name, value in about.items() if value is not None},
+        "epsilon": value if math.isfinite(value) else None,
+        **{name: setting for name, setting in about.items() if setting is not None},
         "rounds": rounds,
         "releases": releases,
         "accounting": "Gaussian, over the rounds of the client asked most often; no amplification by sampling",
@@ -52,7 +52,7 @@ def with_noise_key(server: Server, file: Path, checkpoint: Checkpoint | None) ->
     aggregate = server.aggregate
     if not isinstance(aggregate, PrivateAverage) or aggregate.privacy.noise_seed == "run":
         return server
-    known = checkpoint.course.get(PRINT) if checkpoint else None
+    known = checkpoint.run.get(PRINT) if checkpoint else None
     if not file.exists() and (known or (checkpoint and checkpoint.state.round_number)):
         raise DamagedError(f"{file}: the key of the noise is missing: {REMEDY}")
     keyed = replace(server, aggregate=replace(aggregate, key=_secret(file)))

@@ -32,7 +32,7 @@ from fedssl.federation.secure.stages import (
 from fedssl.federation.secure.terms import packed, unpacked
 
 RECORD, MASKED, ROSTER = "member.secret", "masked", "roster"
-MASKED_SENT = Sent("online", apart=True)
+MASKED_SENT = Sent("online", separate=True)
 Said = KeyCall | Peers | RoundCall | Delivery | SurvivorCall | UnmaskCall
 
 

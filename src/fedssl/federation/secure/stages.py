@@ -94,8 +94,8 @@ class RoundCall:
     def about(self, purpose: str, *facts: str | list[str]) -> bytes:
         """What a signature or a key is bound to: this very round and these very sites."""
         session = self.session
-        asked = sorted(self.names)
-        return context(purpose, session.run, session.round_number, session.attempt, self.threshold, asked, *facts)
+        sites = sorted(self.names)
+        return context(purpose, session.run, session.round_number, session.attempt, self.threshold, sites, *facts)
 
     def box(self, sender: str, receiver: str) -> bytes:
         """What a sealed share is bound to."""
@@ -257,23 +257,23 @@ def _unreadable(kind: type[Any], error: ValidationError) -> FedsslError:
     return FedsslError(f"secure aggregation: no readable {kind.__name__}{where}: {first['msg']}")
 
 
-def usual_threshold(asked: int) -> int:
+def usual_threshold(sites: int) -> int:
     """More than two thirds: then a server that lies, with fewer than a third of the sites, gets nothing out of it."""
-    return 2 * asked // 3 + 1
+    return 2 * sites // 3 + 1
 
 
-def check_threshold(asked: int, threshold: int | None = None) -> int:
+def check_threshold(sites: int, threshold: int | None = None) -> int:
     """The threshold of a round of so many, the usual one unless it is given; refuses one in which nobody can hide."""
-    if asked < 2:
-        raise FedsslError(f"aggregation.secure: {asked} client a round: its sum is that client's own: take 2 or more")
-    needed = usual_threshold(asked) if threshold is None else threshold
-    if not asked // 2 < needed <= asked:
+    if sites < 2:
+        raise FedsslError(f"aggregation.secure: {sites} client a round: its sum is that client's own: take 2 or more")
+    needed = usual_threshold(sites) if threshold is None else threshold
+    if not sites // 2 < needed <= sites:
         raise FedsslError(
-            f"aggregation.secure_threshold: {needed} of {asked} clients a round: give {asked // 2 + 1} to {asked}"
+            f"aggregation.secure_threshold: {needed} of {sites} clients a round: give {sites // 2 + 1} to {sites}"
         )
     return needed
 
 
-def tolerated(asked: int, threshold: int) -> int:
+def tolerated(sites: int, threshold: int) -> int:
     """How many sites may help a server that lies, before it can have both secrets of another."""
-    return 2 * threshold - asked - 1
+    return 2 * threshold - sites - 1

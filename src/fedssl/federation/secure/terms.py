@@ -9,7 +9,7 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, Scalars
-from fedssl.federation.model_aggregation import joined, parted
+from fedssl.federation.model_aggregation.base import joined, parted
 from fedssl.federation.secure.fixed_point import Layout, Vector, decode, encode, layout_of
 from fedssl.federation.secure.stages import check_threshold
 
@@ -62,7 +62,7 @@ class Terms:
     def num_bytes(self) -> int:
         return 4 * self.layout.length
 
-    def in_words(self) -> str:
+    def text(self) -> str:
         layout, least = self.layout, self.threshold
         return (
             f"secure aggregation: the server learns sums of {least} or more of the {self.clients} clients of a round, "

@@ -88,6 +88,11 @@ class Uploads:
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
     wire_dtype: WireDtype = "fp32"  # numbers that travel, both ways; bf16: half the bytes, int8: about a quarter
+    secure: bool = False  # uploads are masked: the server learns their sum, and of no single client anything
+    secure_threshold: Count | None = None  # clients that a secure sum needs; default: more than two thirds of a round
+    secure_max_examples: Count | None = None  # no client has more images; default: those of the largest, if known here
+    secure_limit: Positive = 8.0  # the largest change of a weight in a round; a client refuses to send more
+    secure_statistics_limit: Positive = 1024.0  # the same of BatchNorm statistics
 
 
 class Evaluation(BaseModel):

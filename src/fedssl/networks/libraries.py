@@ -132,7 +132,7 @@ def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
 
 def _without_head(name: str, network: nn.Module) -> str:
     """Its last linear layer gives its input back from now on; returns where that is."""
-    linear = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+    linear: list[str] = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
         raise FedsslError(f"network.name: torchvision:{name} has no linear head that could be left out")
     network.set_submodule(linear[-1], nn.Identity())

@@ -8,10 +8,17 @@ from typing import Any
 from fedssl.core.extras import need
 from fedssl.core.registry import Registry
 from fedssl.core.weights import Weights
+from fedssl.encoders.export.libraries import (
+    check_timm,
+    check_torchvision,
+    in_timm,
+    library_tensors,
+    timm_usage,
+    torchvision_usage,
+)
 from fedssl.encoders.export.programs import write_onnx, write_torch_export
-from fedssl.encoders.export.resnets import check_resnet, timm_usage, torchvision_usage
 from fedssl.encoders.trained import TrainedEncoder, permission
-from fedssl.networks.weight_files import standard_names, weight_file
+from fedssl.networks.weight_files import weight_file
 
 About = dict[str, Any]
 Write = Callable[[TrainedEncoder, Path], float | None]
@@ -39,7 +46,7 @@ def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
 
 
 def _write_standard(encoder: TrainedEncoder, path: Path) -> None:
-    path.write_bytes(weight_file(standard_names(Weights.of(encoder.model.backbone).tensors()), encoder.about))
+    path.write_bytes(weight_file(library_tensors(encoder), encoder.about))
 
 
 def _write_onnx(encoder: TrainedEncoder, path: Path) -> float:
@@ -63,6 +70,22 @@ features = encoder(images)  # uint8, or floats from 0 to 1; N x {about["feature_
 
 To train on from here: `fedssl run PRESET --set init.encoder={file}`. Without fedssl, take ONNX or torch.export."""
     )
+
+
+def _hub_usage(about: About) -> str:
+    model, text = in_timm(about), _ours_usage("model.safetensors")(about)
+    if not model or not model.opens:
+        return text
+    return f"""{text}
+
+timm opens this folder, or the repository that it was pushed to (`hf-hub:OWNER/NAME`). Its transforms normalise:
+
+```python
+import timm
+
+model = timm.create_model("local-dir:.", pretrained=True)
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+```"""
 
 
 def _onnx_usage(about: About) -> str:
@@ -96,13 +119,11 @@ FORMATS: Registry[Format] = Registry(
     "--to",
     {
         "safetensors": Format("encoder.safetensors", _write_ours, _ours_usage("encoder.safetensors")),
-        "torchvision": Format(
-            "torchvision.safetensors", _write_standard, torchvision_usage, check_resnet("torchvision")
-        ),
-        "timm": Format("timm.safetensors", _write_standard, timm_usage, check_resnet("timm")),
+        "torchvision": Format("torchvision.safetensors", _write_standard, torchvision_usage, check_torchvision),
+        "timm": Format("timm.safetensors", _write_standard, timm_usage, check_timm),
         "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage, _need_onnx),
         "torch-export": Format("encoder.pt2", _write_torch_export, _torch_export_usage),
-        "hub": Format("model.safetensors", _write_ours, _ours_usage("model.safetensors")),
+        "hub": Format("model.safetensors", _write_ours, _hub_usage),
     },
     Format,
 )

@@ -1,8 +1,10 @@
 """The README.md of an export: what the encoder is, how good by which protocol, its use, and what left the clients."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedssl.encoders.export.libraries import timm_config
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import against_start, best_text
 from fedssl.federation.privacy.accounting import privacy_text
@@ -10,21 +12,13 @@ from fedssl.reports.compare import percent
 from fedssl.reports.prose import DATA_NAMES, headline, leaving, shares, story, warnings
 
 About = dict[str, Any]
-FRONT = """---
-library_name: fedssl
-pipeline_tag: image-feature-extraction
-tags:
-- federated-learning
-- self-supervised-learning
-- {method}
----
-"""
+PUBLIC = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # datasets that model hubs know
 
 
 def model_card(record: RunRecord, about: About, usage: Mapping[str, str]) -> str:
     """Markdown with the front matter that model hubs read; names neither paths nor clients."""
     parts = [
-        FRONT.format(method=record.config["method"]["name"]) + f"# Image encoder: {headline(record)}",
+        f"{_front(record, about)}\n# Image encoder: {headline(record)}",
         _what(about),
         "## How it was trained\n\n" + "\n\n".join(text.replace("\u00a0", " ") for text in story(record, None)),
         _settings(record),
@@ -37,6 +31,37 @@ def model_card(record: RunRecord, about: About, usage: Mapping[str, str]) -> str
         "## Where it comes from\n\n" + _origin(record, about),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _front(record: RunRecord, about: About) -> str:
+    """The front matter that model hubs read; JSON is YAML."""
+    data = record.config["data"]["name"]
+    facts: dict[str, Any] = {
+        "license": about.get("license", "unknown"),
+        "library_name": "timm" if timm_config(about) else "fedssl",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["federated-learning", "self-supervised-learning", record.config["method"]["name"]],
+    }
+    if data in PUBLIC:
+        facts["datasets"] = [PUBLIC[data]]
+    results = [
+        _hub_result(record, name, gain.trained.accuracy)
+        for measure, name in (("knn", "kNN accuracy"), ("linear", "linear probe accuracy"))
+        if (gain := record.gain(measure))
+    ]
+    if results and about["encoder"] == "global":  # of a client's own encoder the run measured none of these
+        facts["model-index"] = [{"name": headline(record), "results": results}]
+    lines = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _hub_result(record: RunRecord, name: str, accuracy: float) -> Table:
+    data = record.config["data"]["name"]
+    return {
+        "task": {"type": "image-classification"},
+        "dataset": {"name": DATA_NAMES.get(data, data), "type": PUBLIC.get(data, data)},
+        "metrics": [{"type": "accuracy", "name": name, "value": round(accuracy, 4)}],
+    }
 
 
 def _what(about: About) -> str:
@@ -98,11 +123,17 @@ def _spread(one: Table) -> str:
 
 def _input(about: About) -> str:
     facts = about["input"]
+    inside = (
+        f" The network itself subtracts the mean {facts['mean_inside']} and divides by the deviation "
+        f"{facts['std_inside']}; under the names of timm or torchvision its weights need that done before."
+        if "mean_inside" in facts
+        else ""
+    )
     return (
         f"N x {facts['channels']} x {facts['height']} x {facts['width']} ({facts['layout']}), {facts['dtype']} from 0 "
-        f"to 1: {facts['scale']}. Images are brought to this size by the {facts['fit']}, {facts['resampling']}; EXIF "
-        "orientation is obeyed, transparency becomes white. As PyTorch modules the networks take other sizes too, for "
-        "which they were not trained."
+        f"to 1: {facts['scale']}.{inside} Images are brought to this size by the {facts['fit']}, "
+        f"{facts['resampling']}; EXIF orientation is obeyed, transparency becomes white. As PyTorch modules most "
+        "networks take other sizes too, for which they were not trained."
     )
 
 

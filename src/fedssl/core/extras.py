@@ -17,6 +17,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules
     "flower": ("flwr",),
     "timm": ("timm",),
     "torchvision": ("torchvision",),
+    "dicom": ("pydicom",),
     "secure": ("cryptography", "Crypto"),
 }
 

@@ -20,10 +20,6 @@ certificates_app = typer.Typer(
 PORT = 9092
 
 
-def _say(text: str) -> None:
-    typer.echo(text)
-
-
 @deployment_app.command()
 def server(
     preset: Preset,
@@ -74,7 +70,7 @@ def server(
         force=force,
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
-        serve(deployment, _say)
+        serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
 
 
@@ -138,7 +134,7 @@ def client(
         limits=Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
     )
     with _stopping("stopped"):
-        take_part(site, _say, wait)
+        take_part(site, typer.echo, wait)
 
 
 @contextmanager
@@ -166,9 +162,9 @@ def certificates_make(
 
     ca.pem goes to every client. Put ca.key away: it is not needed to run anything.
     """
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_server_certificate
 
-    need("flower", "fedssl certificates")
     made = make_server_certificate(out, host or [], days)
     typer.echo(
         f"for the server: {made.certificate}, {made.key}\nfor every client: {made.ca}\nput away: {out / 'ca.key'}"
@@ -181,8 +177,8 @@ def certificates_node(
     out: Annotated[Path, typer.Option(help="folder for NAME.key and NAME.pub")] = Path("keys"),
 ) -> None:
     """A client's key: the private half stays at the client, the public half goes to the server."""
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_node_key
 
-    need("flower", "fedssl certificates")
     private, public = make_node_key(out, name)
     typer.echo(f"stays here: {private}\nfor the server: {public}")

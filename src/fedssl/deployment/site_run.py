@@ -118,5 +118,5 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
     def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
         return images.chosen(np.arange(len(images)))
 
-    client = build_client(config, method, images_of)
+    client = build_client(config, method, images_of, len(config.flower.clients))
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))

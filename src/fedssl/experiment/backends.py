@@ -73,7 +73,7 @@ class OneMachine:
 
 
 class Carrier(ABC):
-    """How the tasks of a run on one machine are carried out: what an entry of ENGINES is."""
+    """How the tasks of a run on one machine are run: what an entry of ENGINES is."""
 
     def check(self) -> None:  # noqa: B027
         """Refuses, before anything is built, where something is missing."""

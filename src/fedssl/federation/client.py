@@ -24,6 +24,7 @@ from fedssl.federation.messages import (
     Failure,
     FailureCode,
     GlobalWeights,
+    Payload,
     Scalars,
     StepWatcher,
     TrainResult,
@@ -32,7 +33,7 @@ from fedssl.federation.messages import (
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import ClientRound, SiameseMethod
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,6 +47,7 @@ class Client:
     images_of: Callable[[int], Pixels]
     rounds: int
     seed: int
+    num_clients: int
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"
     profile: bool = False
@@ -58,6 +60,7 @@ class Client:
         self.clock = Stopwatch(self.profile, next(method.parameters()).device)
         self.first_weights = weights_of(method)
         self.rule.check(self.first_weights.online)
+        method.check(self.num_clients)
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
@@ -102,7 +105,7 @@ class Client:
         started, started_working = time.perf_counter(), time.process_time()
         with self.clock.part("rule"):
             task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
-            scalars = self._start(state, task)
+            scalars, at = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
         report = train_locally(
@@ -111,14 +114,16 @@ class Client:
             self.recipe,
             self.training,
             lr=self.training.learning_rate(task.round_number, self.rounds),
-            seed=training_seed(self.seed, task.client_id, task.round_number),
+            seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
             clock=self.clock,
+            received=(at.encoder, at.predictor),
         )
         with self.clock.part("rule"):
             weights = weights_of(self.method)
             self._check_finite(weights, report.loss, task)
             measured = self.rule.measure(before, weights.online)
+            payload = self.method.payload() if self.rule.shares else {}  # first: a method may remember what it sent
             memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
         key = self._noise_key(state, task.client_id)
         if key:
@@ -136,8 +141,8 @@ class Client:
             scalars["started_over"] = 1.0
         if key:
             reported = {name: scalars[name] for name in self.needed_numbers()}
-            return new_state, self._result(task, weights, 1, reported, key)
-        return new_state, self._result(task, weights, len(images), scalars)
+            return new_state, self._result(task, weights, 1, reported, payload, key)
+        return new_state, self._result(task, weights, len(images), scalars, payload)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
         """The key of a client's own noise; empty if it adds none."""
@@ -147,17 +152,22 @@ class Client:
             return run_key(self.seed, client_id)
         return bytes(state.memory[KEY].numpy()) if state else secrets.token_bytes(KEY_BYTES)
 
-    def _start(self, state: ClientState | None, task: TrainTask) -> Scalars:
+    def _start(self, state: ClientState | None, task: TrainTask) -> tuple[Scalars, ClientRound]:
         """Loads the weights with which the rule lets this round begin."""
         local = self._without_private(state)
         start, scalars = begin(self.rule, local, task)
         if local is not None and self.rule.shares and "divergence" not in scalars:
             scalars["divergence"] = divergence(task.global_weights.encoder, local.weights.online, "l2")
-        self._load(state, start, task)
-        return scalars
+        return scalars, self._load(state, start, task)
 
     def _result(
-        self, task: TrainTask, weights: ClientWeights, num_examples: int, scalars: Scalars, key: bytes = b""
+        self,
+        task: TrainTask,
+        weights: ClientWeights,
+        num_examples: int,
+        scalars: Scalars,
+        payload: Payload,
+        key: bytes = b"",
     ) -> TrainResult:
         encoder = weights.target if self.sent.encoder == "target" else weights.online
         shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights.EMPTY
@@ -169,7 +179,7 @@ class Client:
             upload=self.wire.encode(shared),
             num_examples=num_examples,
             scalars=scalars,
-            payload=self.method.payload() if self.rule.shares else {},
+            payload=payload,
         )
 
     def _shared(self, encoder: Weights, predictor: Weights) -> GlobalWeights:
@@ -185,7 +195,7 @@ class Client:
         )
         return replace(state, weights=shared)
 
-    def _load(self, state: ClientState | None, start: ClientWeights, task: TrainTask) -> None:
+    def _load(self, state: ClientState | None, start: ClientWeights, task: TrainTask) -> ClientRound:
         own = state.weights if state is not None else self.first_weights
         own.online.overlaid(start.online).load_into(self.method.online_encoder)
         own.predictor.overlaid(start.predictor).load_into(self.method.predictor)
@@ -195,8 +205,19 @@ class Client:
         with torch.no_grad():
             for name, tensor in self.method.memory().items():
                 tensor.copy_(memory[name])
+        at = ClientRound(
+            client_id=task.client_id,
+            num_clients=self.num_clients,
+            round_number=task.round_number,
+            rounds=self.rounds,
+            seed=training_seed(self.seed, task.client_id, task.round_number),
+            encoder=own.online.overlaid(task.global_weights.encoder),
+            predictor=own.predictor.overlaid(task.global_weights.predictor),
+        )
+        self.method.prepare(at)
         self.method.receive(task.payload)
         self.method.start_round()
+        return at
 
     def _check_finite(self, weights: ClientWeights, loss: float, task: TrainTask) -> None:
         broken = [*non_finite(weights.online), *non_finite(weights.predictor)]

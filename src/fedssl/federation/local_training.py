@@ -14,12 +14,12 @@ from fedssl.core.memory import keep_freed_memory
 from fedssl.core.seeding import derive_seed, global_stream, torch_stream
 from fedssl.core.settings import Count, Fraction, NonNegative
 from fedssl.core.stopwatch import Stopwatch
+from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe, make_views
 from fedssl.data.dataset import Pixels
+from fedssl.federation.regularizers import Loss, RegularizedLoss
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
-
-Loss = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,9 @@ class LocalTraining:
     schedule: Literal["cosine", "constant"] = "cosine"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # the last two: mixed, by autocast; for GPUs
     compile: bool = False  # torch.compile; for GPUs and long runs: the first steps take a minute, the bits are others
+    decorrelation: NonNegative = 0.0  # weight of FedDecorr's term on backbone features; its paper: 0.1
+    uniformity: NonNegative = 0.0  # weight of FedU²'s term on projections; its paper: 0.01
+    proximal: NonNegative = 0.0  # FedProx's mu: weight of ½ ‖W − W_g‖²
 
     def learning_rate(self, round_number: int, rounds: int) -> float:
         """lr_r = 0.5 · lr · (1 + cos(pi · r / R)) for r = 0 … R − 1, constant inside a round; ours count from 1."""
@@ -45,6 +48,23 @@ class LocalTraining:
         """Refuses what this device cannot do."""
         if self.precision == "fp16" and device.type == "cpu":
             raise FedsslError("local_training.precision: 'fp16' is for GPUs; on the CPU use 'fp32' or 'bf16'")
+        if self.compile and self.regularizes:
+            raise FedsslError(
+                "local_training.compile: a compiled loss cannot be watched: leave it out, or decorrelation, uniformity "
+                "and proximal"
+            )
+
+    @property
+    def regularizes(self) -> bool:
+        """Whether anything is added to a method's loss."""
+        return bool(self.decorrelation or self.uniformity or self.proximal)
+
+    def loss_of(self, method: SiameseMethod, received: tuple[Weights, Weights] | None) -> Loss:
+        """The method's own loss, or with what these settings add to it."""
+        if not self.regularizes:
+            return method.loss
+        terms = {"decorrelation": self.decorrelation, "uniformity": self.uniformity, "proximal": self.proximal}
+        return RegularizedLoss(method, received, **terms)
 
     def steps_per_epoch(self, num_images: int) -> int:
         """The short last batch is dropped; a client with fewer images than a batch trains on all of them at once."""
@@ -62,8 +82,15 @@ class TrainingReport:
 class Stepper:
     """Optimizer steps in the precision that was asked for; a loss stays on its device, so that nothing waits for it."""
 
-    def __init__(self, method: SiameseMethod, settings: LocalTraining, lr: float, device: torch.device) -> None:
-        self.method = method
+    def __init__(
+        self,
+        method: SiameseMethod,
+        settings: LocalTraining,
+        lr: float,
+        device: torch.device,
+        received: tuple[Weights, Weights] | None = None,
+    ) -> None:
+        self.method, self.loss = method, settings.loss_of(method, received)
         self.optimizer = torch.optim.SGD(
             method.trained_parameters(),
             lr=lr,
@@ -74,7 +101,7 @@ class Stepper:
         lower = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
         self.autocast = torch.autocast(device.type, lower) if lower else nullcontext()
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-        self.compiled_loss: Loss = torch.compile(method.loss) if settings.compile else method.loss
+        self.compiled_loss: Loss = torch.compile(self.loss) if settings.compile else self.loss
 
     def step(self, views: Sequence[Tensor]) -> Tensor:
         return self._step(self.compiled_loss, views)
@@ -82,11 +109,16 @@ class Stepper:
     def last_step(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Also returns the projections that the loss saw last; never compiled, for a compiled loss keeps old hooks."""
         seen: list[Tensor] = []
-        hook = self.method.online_encoder.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+        encoder = self.method.online_encoder  # of which a loss may call the parts one by one
+        hooks = [
+            part.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+            for part in (encoder, encoder.projector)
+        ]
         try:
-            return self._step(self.method.loss, views), seen[-1]
+            return self._step(self.loss, views), seen[-1]
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _step(self, loss_of: Loss, views: Sequence[Tensor]) -> Tensor:
         with self.autocast:
@@ -108,15 +140,19 @@ def train_locally(
     seed: int,
     on_step: Callable[[int, int, int], None] | None = None,
     clock: Stopwatch | None = None,
+    received: tuple[Weights, Weights] | None = None,
 ) -> TrainingReport:
-    """Trains the method in place on uint8 images and returns the mean loss over the last epoch."""
+    """Trains the method in place on uint8 images and returns the mean loss over the last epoch.
+
+    `received`: W_g and W_g^p, from which FedProx's term measures; without them it does from where training starts.
+    """
     if len(pixels) < 2:
         raise FedsslError(f"{len(pixels)} images are too few: BatchNorm needs at least 2 in a batch")
     keep_freed_memory()
     clock = clock or Stopwatch()
     device = next(method.parameters()).device
     settings.check(device)
-    stepper = Stepper(method, settings, lr, device)
+    stepper = Stepper(method, settings, lr, device, received)
     # Order and views are decided on the CPU whatever device trains: no step has to wait for an answer.
     order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
     batch_size = min(settings.batch_size, len(pixels))

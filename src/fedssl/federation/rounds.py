@@ -9,7 +9,7 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import non_finite
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
-from fedssl.federation.model_aggregation.base import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator, Memory
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire
@@ -38,6 +38,7 @@ class ServerState:
     accepted_round: dict[int, int] = field(default_factory=dict)
     notes: dict[int, Scalars] = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)  # of the aggregator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ class TooFewClientsError(RoundError):
         super().__init__(
             f"round {round_number}: {delivered} clients delivered, {needed} are needed (failures.min_clients); "
             f"missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}. "
-            f"The run is saved after round {round_number - 1}: run the same command again to go on"
+            f"The run is saved after round {round_number - 1}: run the same command again to resume it"
         )
         self.failures = failures
 
@@ -169,18 +170,19 @@ def accept(server: Server, state: ServerState, results: list[TrainResult]) -> Se
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return replace(state, round_number=round_number, accepted_round=accepted)
-    aggregated = _aggregated(server, state, results)
+    aggregated, memory = _aggregated(server, state, results)
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
     for result in results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
     payload = state.payload | server.pool([result.payload for result in results])
-    return ServerState(round_number, aggregated, accepted, notes, payload)
+    return ServerState(round_number, aggregated, accepted, notes, payload, memory)
 
 
-def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> GlobalWeights:
+def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> tuple[GlobalWeights, Memory]:
     unchanged = f"the global weights stay as they were after round {state.round_number}"
     try:
-        aggregated = server.aggregate(results, server.wire.arrived(state.global_weights))
+        origin = server.wire.arrived(state.global_weights)
+        aggregated, memory = server.aggregate.advance(results, origin, state.memory)
     except FedsslError as error:  # e.g. Krum, when clients failed and too few are left
         raise RoundError(f"round {state.round_number + 1}: {error}; {unchanged}") from None
     broken = [*non_finite(aggregated.encoder), *non_finite(aggregated.predictor)]
@@ -189,4 +191,4 @@ def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) 
             f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
             "(a robust aggregation.name may help)"
         )
-    return aggregated
+    return aggregated, memory

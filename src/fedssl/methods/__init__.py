@@ -13,6 +13,9 @@ METHODS: Registry[type[SiameseMethod]] = Registry(
         "simsiam": "fedssl.methods.simsiam:SimSiam",
         "byol": "fedssl.methods.byol:BYOL",
         "fedca": "fedssl.methods.fedca:FedCA",
+        "ssd": "fedssl.methods.ssd:SSD",
+        "fedx": "fedssl.methods.fedx:FedX",
+        "fedsc": "fedssl.methods.fedsc:FedSC",
     },
     SiameseMethod,
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.stopwatch import PARTS, UNKNOWN
+from fedssl.experiment.config.messages import setting_text
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import start
@@ -232,8 +233,6 @@ def _ends(first: float | None, last: float | None) -> str:
 
 def settings_rows(config: Table) -> list[tuple[str, list[tuple[str, str]]]]:
     """(table, rows) for each table of a config, the settings of the run itself first."""
-    from fedssl.experiment.config.messages import setting_text
-
     top = [(key, setting_text(value)) for key, value in config.items() if not isinstance(value, dict)]
     tables = [(name, table) for name, table in config.items() if isinstance(table, dict) and table]
     return [("run", top), *((name, [(k, setting_text(v)) for k, v in table.items()]) for name, table in tables)]

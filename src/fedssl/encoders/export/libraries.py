@@ -1,6 +1,5 @@
 """Encoders in timm and torchvision: what the library must be asked for, and the lines that load the weights there."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,55 +82,17 @@ def library_tensors(encoder: TrainedEncoder) -> dict[str, Tensor]:
     return tensors if "library" in encoder.about else standard_names(tensors)
 
 
-def timm_usage(about: About) -> str:
-    model = in_timm(about)
-    if not model:
-        return resnets.timm_usage(about)
-    arguments = "".join(f", {key}={value!r}" for key, value in model.arguments.items())
-    return f"""Names of timm's network; every key is there.
-
-```python
-import timm
-import torch
-from safetensors.torch import load_file
-
-model = timm.create_model(
-    "{model.architecture}", num_classes=0, in_chans={about["channels"]}{arguments}
-){f"{chr(10)}{model.then}" if model.then else ""}
-model.load_state_dict(load_file("timm.safetensors"))
-{_apply(about)}
-```"""
-
-
-def torchvision_usage(about: About) -> str:
-    origin = about.get("library")
-    if not origin:
-        return resnets.torchvision_usage(about)
-    arguments = "".join(f", {key}={value!r}" for key, value in origin["arguments"].items())
-    return f"""Names of torchvision's network; its last linear layer is left out.
-
-```python
-import torch
-from safetensors.torch import load_file
-from torchvision.models import get_model
-
-model = get_model("{origin["model"]}", weights=None{arguments})
-model.set_submodule("{origin["head"]}", torch.nn.Identity())
-model.load_state_dict(load_file("torchvision.safetensors"))
-{_apply(about)}
-```"""
-
-
-def _apply(about: About) -> str:
-    """The last line; the library's own network does not normalise, ours does it inside."""
-    features = f"  # N x {about['feature_size']}"
-    if not normalisation(about):
-        return f"features = model.eval()(images){features}"
-    mean, std = map(json.dumps, normalisation(about).values())
-    return (
-        f"mean, std = (torch.tensor(x).view(-1, 1, 1) for x in ({mean}, {std}))\n"
-        f"features = model.eval()((images - mean) / std){features}"
-    )
+def library_facts(about: About) -> dict[str, Any]:
+    """What the templates that show the use of a file name of a library's network."""
+    model, origin = in_timm(about), about.get("library")
+    arguments = model.arguments if model else origin["arguments"] if origin else {}
+    return {
+        **resnets.resnet_facts(about),
+        "model": model,
+        "origin": origin,
+        "arguments": "".join(f", {key}={value!r}" for key, value in arguments.items()),
+        "inside": normalisation(about),
+    }
 
 
 def timm_config(about: About) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
+from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.build.data import choose_public_images
 from fedssl.experiment.config.schema import Config, Init
 from fedssl.experiment.records.encoder_file import read_encoder

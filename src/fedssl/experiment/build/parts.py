@@ -7,9 +7,8 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.dataset import Pixels
+from fedssl.data.dataset import Dataset, Pixels
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.evaluation.context import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
@@ -60,7 +59,7 @@ def assemble(
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
-    client = build_client(config, method, images_of)
+    client = build_client(config, method, images_of, len(partition.clients))
     return Parts(
         dataset=dataset,
         partition=partition,
@@ -74,7 +73,7 @@ def assemble(
     )
 
 
-def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf) -> Client:
+def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int) -> Client:
     return Client(
         method=method,
         rule=config.update_rule.build(),
@@ -83,6 +82,7 @@ def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf) -> 
         images_of=images_of,
         rounds=config.run.rounds,
         seed=config.run.seed,
+        num_clients=num_clients,
         upload=config.uploads.upload,
         batchnorm=config.uploads.batchnorm,
         profile=config.run.profile,

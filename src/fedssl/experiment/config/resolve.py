@@ -71,6 +71,8 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     raw.setdefault("augmentation", {}).setdefault("name", method.recipe)
     raw.setdefault("local_training", {}).setdefault("schedule", method.schedule)
     chosen = {table: choice(table, raw.get(table, {}), allow_code) for table in CHOICES}
+    if public := method.public_images(chosen["method"].settings).data:
+        CHOICES["data"].check(public, allow_code, "method.public_data")
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     models["network"] = _complete(models["network"])

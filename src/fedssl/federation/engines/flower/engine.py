@@ -16,13 +16,7 @@ from fedssl.core.files import UNFINISHED
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
 from fedssl.federation.engines.flower.directory import Directory, Grid, Seat, UnreadableError, pulled
-from fedssl.federation.engines.flower.messages import (
-    TRAIN,
-    Facts,
-    pack_task,
-    pack_tensors,
-    unpack_reply,
-)
+from fedssl.federation.engines.flower.messages import TRAIN, Facts, pack_task, pack_tensors, unpack_reply
 from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
 
 UPLOADS = "uploads"

@@ -26,6 +26,11 @@ from fedssl.networks.weight_files import WeightFile, file_sha256, find_weight_fi
 def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
     """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
+    if config.init.required and not config.init.encoder:
+        raise FedsslError(
+            "init.encoder: must be given, for this run goes on from weights: --set init.encoder=FILE (a .safetensors "
+            "file, a run folder or an export), and network.name as the file has it"
+        )
     with global_stream(config.run.seed, "initial-weights"):
         make = find_backbone(network.name, config.allow_code, image_size=image_size)
         backbone = make(channels, **(network.model_extra or {}))

@@ -127,7 +127,7 @@ class FlowerEngine:
         keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
         keep.parent.mkdir(exist_ok=True)
         try:
-            reply = unpack_reply(message, keep, one.task.global_weights.num_bytes())
+            reply = unpack_reply(message, keep, one.task.answer_bytes)
         except StorageError:
             raise
         except Exception as error:

@@ -143,8 +143,6 @@ def _draw_crop(
 def apply_parameters(pixels: Tensor, parameters: Parameters, output_size: int = 0) -> Tensor:
     """Crop, flip, jitter, grey, blur, in this order; no randomness. Parameters may be on another device."""
     channels, height, width = pixels.shape[1:]
-    if channels not in (1, 3):
-        raise FedsslError(f"images of {channels} channels cannot be augmented: colour jitter needs 1 or 3")
     top, left, crop_height, crop_width, flip = (
         _sent(value, pixels.device)
         for value in (parameters.top, parameters.left, parameters.height, parameters.width, parameters.flip)
@@ -153,7 +151,8 @@ def apply_parameters(pixels: Tensor, parameters: Parameters, output_size: int = 
     columns = crop_matrix(left, crop_width, width, output_size or width)
     columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
     images = resample(pixels.float(), rows, columns.div_(255))  # uint8 to [0, 1] on the way
-    _jitter(images, parameters)
+    if channels in (1, 3):  # other channels are no colours
+        _jitter(images, parameters)
     if channels == 3:
         chosen = _sent(_where(parameters.grey), images.device)
         images.index_copy_(0, chosen, colour.grey(images.index_select(0, chosen)).expand(-1, 3, -1, -1))

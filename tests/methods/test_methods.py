@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedssl.core.view_groups import ViewGroup
 from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe
 from fedssl.federation.local_training import LocalTraining, train_locally
@@ -181,6 +182,20 @@ def test_authors_stop_gradient_off_trains_the_same_weights_as_on():
         train_locally(method, make_images(32).pixels, Recipe(), LocalTraining(batch_size=16, epochs=2), 0.05, seed=1)
         trained.append(Weights.of(method).digest())
     assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("name", ["byol", "simsiam"])
+def test_of_more_views_each_predicts_the_mean_of_the_others(name):
+    """Three views, written out; the scale is that of two, so that a learning rate keeps its meaning."""
+    method = make_method(name, views=3).eval()
+    assert method.view_groups == (ViewGroup(3),)
+    given = [*views(), views(1)[0]]
+    z = [(method.target_encoder or method.online_encoder)(view) for view in given]
+    p = [method.predictor(method.online_encoder(view)) for view in given]
+    means = [(z[1] + z[2]) / 2, (z[0] + z[2]) / 2, (z[0] + z[1]) / 2]
+    cosines = sum(nn.functional.cosine_similarity(a, b).mean().item() for a, b in zip(p, means, strict=True)) / 3
+    expected = 2 * (2 - 2 * cosines) if name == "byol" else -cosines
+    assert method.loss(given).item() == pytest.approx(expected, rel=1e-5)
 
 
 # --- MoCo ------------------------------------------------------------------------------------------------------------

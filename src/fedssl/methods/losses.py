@@ -1,6 +1,6 @@
 """The losses of the self-supervised methods, written as the papers' formulas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from typing import Any, ParamSpec
@@ -26,6 +26,20 @@ def in_float32(loss: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]
             return loss(*map(wide, values), **{name: wide(value) for name, value in named.items()})
 
     return computed
+
+
+def mean_of_others(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """For each view the mean of what the other views gave."""
+    places = range(len(outputs))
+    return [torch.stack([outputs[j] for j in places if j != i]).mean(dim=0) for i in places]  # V times B x d
+
+
+def mean_over_views(
+    loss: Callable[[Tensor, Tensor], Tensor], predictions: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Tensor:
+    """The mean over views of a loss of its prediction and its target."""
+    losses = [loss(p, z) for p, z in zip(predictions, targets, strict=True)]
+    return torch.stack(losses).mean()
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

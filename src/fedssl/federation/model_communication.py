@@ -143,7 +143,8 @@ class _DivergenceRule(UpdateRule):
     def check(self, encoder: Weights) -> None:
         if self.norm == "mean-conv" and not conv_names(encoder):
             raise FedsslError(
-                "update_rule.norm: 'mean-conv' needs convolutions named conv*, this network has none: use 'l2'"
+                "update_rule.norm: 'mean-conv' needs convolutions named conv*, this network has none: use "
+                "'mean-matrix', the same mean over all weight matrices, or 'l2'"
             )
 
     def measure(self, before: Weights, after: Weights) -> Scalars:

@@ -199,7 +199,14 @@ def convnet(channels: int, *, width: Count = 32, stem_stride: Literal[1, 2] = 1,
 BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
     "networks",
     "network.name",
-    {"resnet18": resnet18, "resnet50": resnet50, "resnet10": resnet10, "convnet": convnet},
+    {
+        "resnet18": resnet18,
+        "resnet50": resnet50,
+        "resnet10": resnet10,
+        "convnet": convnet,
+        "vit-tiny": "fedssl.networks.vit:vit_tiny",
+        "convnext-atto": "fedssl.networks.convnext:convnext_atto",
+    },
 )
 
 

@@ -31,6 +31,11 @@ def headline(record: RunRecord) -> str:
         "simsiam": "SimSiam",
         "mocov1": "MoCo v1",
         "mocov2": "MoCo v2",
+        "vicreg": "VICReg",
+        "barlow": "Barlow Twins",
+        "align-uniform": "alignment and uniformity",
+        "dino": "DINO",
+        "mae": "masked autoencoder",
         "fedca": "FedCA",
     }
     rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}

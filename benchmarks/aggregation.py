@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights
-from fedssl.federation.model_aggregation import Aggregator
-from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.networks.backbones import resnet18
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 

@@ -1,16 +1,18 @@
-"""Trials: short runs by which settings are chosen, each measured on validation images and kept as a small record.
+"""Recorded runs: what results/*.toml lists is run and kept as small records, of which the tables of docs are made.
 
-    python -m scripts.trials run      runs what results/trials.toml lists and has no record yet, one after another
-    python -m scripts.trials tables   writes the tables of docs/results.md from the records
+    python -m scripts.trials run [LIST …]   runs what the lists have and no record holds yet, one after another
+    python -m scripts.trials tables         writes the tables of the documentation from the records
 
-Each trial runs in one process with one thread, so that its core-seconds are its own. A killed trial is resumed.
+Each runs in one process with one thread, so that its core-seconds are its own. A killed one is resumed.
 """
 
 import json
+import statistics
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,36 +21,101 @@ from fedssl.experiment.experiment import load
 from fedssl.experiment.records.run_record import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
-LIST, RECORDS, DOCS = ROOT / "results" / "trials.toml", ROOT / "results" / "trials", ROOT / "docs" / "results.md"
-RUNS = ROOT / "runs" / "trials"
-BEGIN, END = "<!-- results: trials -->\n", "<!-- end of results -->"
+RESULTS, RUNS = ROOT / "results", ROOT / "runs"
+END = "<!-- end of results -->"
+MEASURES = ("knn", "linear")
 Record = dict[str, Any]
 
 
-def listed(path: Path = LIST) -> dict[str, Record]:
-    """Every trial with all its settings: those of all trials, those of the one it is like, its own."""
-    content = tomllib.loads(path.read_text())
-    trials: dict[str, Record] = {}
-    for name, trial in content["trials"].items():
-        above = trials[trial["like"]]["settings"] if "like" in trial else content["common"]
-        trials[name] = trial | {"preset": content["preset"], "settings": above | trial["set"]}
-    return trials
+@dataclass(frozen=True)
+class Trial:
+    """One line of a list, with all its settings: those of all, those of the one it is like, its own."""
+
+    name: str
+    preset: str
+    like: str
+    changed: Record
+    settings: Record
+    seeds: int = 1
+    gone: str = ""  # why it can no longer be run
+
+    def runs(self) -> Iterator[tuple[str, Record]]:
+        """The name and the settings of each run: one for every seed."""
+        yield self.name, self.settings
+        for seed in range(1, self.seeds):
+            yield f"{self.name}-seed-{seed}", self.settings | {"seed": seed}
 
 
-def run_one(name: str, trial: Record, runs: Path = RUNS) -> Record:
-    """Runs one trial, or what is left of it, and makes its record from the run folder."""
-    folder = runs / name
-    summary = load(trial["preset"], trial["settings"]).run(folder).summary
+@dataclass(frozen=True)
+class TrialList:
+    """A file results/NAME.toml, its records results/NAME/*.json, and the page that shows them."""
+
+    name: str
+    page: Path
+    trials: dict[str, Trial]
+    results: Path = RESULTS
+
+    @classmethod
+    def read(cls, path: Path) -> "TrialList":
+        content, trials = tomllib.loads(path.read_text()), dict[str, Trial]()
+        for name, given in content["trials"].items():
+            above = trials[given["like"]] if "like" in given else None
+            trials[name] = Trial(
+                name=name,
+                preset=given.get("preset", above.preset if above else content["preset"]),
+                like=given.get("like", ""),
+                changed=given["set"],
+                settings=(above.settings if above else content["common"]) | given["set"],
+                seeds=given.get("seeds", 1),
+                gone=given.get("gone", ""),
+            )
+        return cls(path.stem, ROOT / content["page"], trials, path.parent)
+
+    @property
+    def begin(self) -> str:
+        return f"<!-- results: {self.name} -->\n"
+
+    def record_path(self, run: str) -> Path:
+        return self.results / self.name / f"{run}.json"
+
+    def waiting(self) -> Iterator[tuple[Trial, str, Record]]:
+        for trial in self.trials.values():
+            for run, settings in trial.runs():
+                if not trial.gone and not self.record_path(run).exists():
+                    yield trial, run, settings
+
+    def records(self, trial: Trial) -> list[Record]:
+        """Those that are there, by seed."""
+        paths = [self.record_path(run) for run, _ in trial.runs()]
+        return [read_json(path) for path in paths if path.exists()]
+
+    def table(self) -> str:
+        known = [(trial, found) for trial in self.trials.values() if (found := self.records(trial))]
+        head = "| trial | seeds | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |"
+        lines = [head, "|---|---|---|---|---|---|", *(row(trial, found) for trial, found in known), ""]
+        return "".join(f"{line}\n" for line in [*lines, *(changes(trial) for trial, _ in known)])
+
+    def shown_in(self, text: str) -> str:
+        """The page with the table of today's records between its marks."""
+        before, rest = text.split(self.begin)
+        return before + self.begin + self.table() + END + rest.split(END, 1)[1]
+
+
+def lists(folder: Path = RESULTS) -> list[TrialList]:
+    return [TrialList.read(path) for path in sorted(folder.glob("*.toml"))]
+
+
+def run_one(trial: Trial, name: str, settings: Record, folder: Path) -> Record:
+    """Runs one trial with one seed, or what is left of it, and makes its record from the run folder."""
+    summary = load(trial.preset, settings).run(folder).summary
     environment = read_json(folder / "environment.json")
     return {
         "name": name,
-        "like": trial.get("like"),
-        "changed": trial["set"],
-        "command": command(trial),
-        "seed": trial["settings"].get("seed", 0),
+        "command": command(trial.preset, settings),
+        "seed": settings.get("seed", 0),
         "core_seconds": {part: round(seconds, 1) for part, seconds in summary["core_seconds"].items()},
-        "validation": _percent(summary["final"]),
         "random": _percent(summary["initial"]),
+        "trained": _percent(summary["final"]),
         "hardware": f"{environment['cpu']}, {environment['torch_threads']} thread",
         "versions": {"python": environment["python"], **environment["packages"]},
         "commit": environment["git_commit"],
@@ -56,9 +123,8 @@ def run_one(name: str, trial: Record, runs: Path = RUNS) -> Record:
     }
 
 
-def command(trial: Record) -> str:
-    given = " ".join(f"--set {key}={_toml(value)}" for key, value in trial["settings"].items())
-    return f"fedssl run {trial['preset']} {given}"
+def command(preset: str, settings: Record) -> str:
+    return f"fedssl run {preset} {' '.join(f'--set {key}={_toml(value)}' for key, value in settings.items())}"
 
 
 def _toml(value: Any) -> str:
@@ -66,67 +132,60 @@ def _toml(value: Any) -> str:
 
 
 def _percent(measured: Record) -> Record:
-    return {name: round(100 * value, 2) for name, value in measured.items() if name.startswith(("knn", "linear"))}
+    return {name: round(100 * value, 2) for name, value in measured.items() if name.startswith(MEASURES)}
 
 
-def run_all() -> None:
-    """The list is read again after each trial: it may have grown."""
-    while waiting := {name: trial for name, trial in listed().items() if not (RECORDS / f"{name}.json").exists()}:
-        name, trial = next(iter(waiting.items()))
-        record = run_one(name, trial)
-        (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-        print(row(record), flush=True)
-
-
-def records() -> Iterator[Record]:
-    """In the order of the list; a trial that was not run has none."""
-    for name, trial in listed().items():
-        if (RECORDS / f"{name}.json").exists():
-            yield read_json(RECORDS / f"{name}.json") | {"gone": trial.get("gone")}
+def run_all(names: Sequence[str]) -> None:
+    """The lists are read again after each run: they may have grown."""
+    while waiting := [(one, *job) for one in lists() if not names or one.name in names for job in one.waiting()]:
+        chosen, trial, run, settings = waiting[0]
+        record = run_one(trial, run, settings, RUNS / chosen.name / run)
+        chosen.record_path(run).parent.mkdir(exist_ok=True)
+        chosen.record_path(run).write_text(json.dumps(record, indent=1) + "\n")
+        print(row(trial, [record]), flush=True)
 
 
 def fair_random(record: Record, measure: str) -> float:
     """The better of the untrained encoder's two accuracies: BatchNorm as it came, and re-estimated."""
-    return max(record["random"][measure], record["random"][f"{measure}_reestimated"])
+    return max(value for name, value in record["random"].items() if name in (measure, f"{measure}_reestimated"))
 
 
-def row(record: Record) -> str:
-    trained, spent = record["validation"], record["core_seconds"]
-    random = {measure: fair_random(record, measure) for measure in ("knn", "linear")}
+def row(trial: Trial, found: Sequence[Record]) -> str:
+    gains = [one["trained"]["linear"] - fair_random(one, "linear") for one in found]
+    seconds = [statistics.fmean(one["core_seconds"][part] for one in found) for part in ("training", "evaluation")]
     cells = [
-        f"`{record['name']}`",
-        f"{spent['training']:.0f} + {spent['evaluation']:.0f}",
-        f"{random['knn']:.1f} / {random['linear']:.1f}",
-        f"{trained['knn']:.1f} / {trained['linear']:.1f}",
-        f"{trained['linear'] - random['linear']:+.1f}",
+        f"`{trial.name}`",
+        str(len(found)),
+        f"{seconds[0]:.0f} + {seconds[1]:.0f}",
+        " / ".join(_mean([fair_random(one, measure) for one in found]) for measure in MEASURES),
+        " / ".join(_mean([one["trained"][measure] for one in found]) for measure in MEASURES),
+        _mean(gains, "+"),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def settings(record: Record) -> str:
+def _mean(values: Sequence[float], sign: str = "") -> str:
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{sign}.1f}{spread}"
+
+
+def changes(trial: Trial) -> str:
     """What a trial changed, as an item of a list."""
-    changed = ", ".join(f"{key} {_toml(value)}" for key, value in record["changed"].items())
-    gone = f" ({record['gone']})" if record.get("gone") else ""
-    text = f"- `{record['name']}`: {'`' + record['like'] + '` with ' if record['like'] else ''}{changed}{gone}"
+    changed = ", ".join(f"{key} {_toml(value)}" for key, value in trial.changed.items())
+    gone = f" ({trial.gone})" if trial.gone else ""
+    text = f"- `{trial.name}`: {f'`{trial.like}` with ' if trial.like else ''}{changed}{gone}"
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def table() -> str:
-    known, rule = list(records()), "|---|---|---|---|---|"
-    head = ["| trial | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |", rule]
-    return "".join(f"{line}\n" for line in [*head, *map(row, known), "", *map(settings, known)])
-
-
-def with_tables(text: str) -> str:
-    """The page with the table of today's records between its marks."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END, 1)[1]
+def write_tables() -> None:
+    for one in lists():
+        one.page.write_text(one.shown_in(one.page.read_text()))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["run"]:
-        run_all()
+    if sys.argv[1:2] == ["run"]:
+        run_all(sys.argv[2:])
     elif sys.argv[1:] == ["tables"]:
-        DOCS.write_text(with_tables(DOCS.read_text()))
+        write_tables()
     else:
         sys.exit(__doc__)

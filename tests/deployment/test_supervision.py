@@ -73,7 +73,7 @@ def test_a_process_is_ended_with_its_block_and_its_words_are_kept(tmp_path):
             time.sleep(0.05)
         assert not child.ended
     assert child.ended
-    assert child.last_words() == "first / last"
+    assert child.last_lines() == "first / last"
     assert (tmp_path / "log").read_text().startswith("of an earlier one")
 
 

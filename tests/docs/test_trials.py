@@ -1,4 +1,4 @@
-"""The trials' list, their records and the page that shows them must agree."""
+"""The lists of recorded runs, their records and the pages that show them must agree."""
 
 import pytest
 
@@ -6,29 +6,37 @@ from fedssl.experiment.config.layers import load_config
 from scripts import trials
 from tests.helpers.small import TINY
 
-LISTED = trials.listed()
+LISTS = {one.name: one for one in trials.lists()}
+RUNNABLE = [(one, trial) for one in LISTS.values() for trial in one.trials.values() if not trial.gone]
 
 
-def test_the_page_shows_the_records_as_they_are():
-    page = trials.DOCS.read_text()
-    assert trials.with_tables(page) == page, "run `make results`"
+@pytest.mark.parametrize("name", LISTS)
+def test_the_page_shows_the_records_as_they_are(name):
+    page = LISTS[name].page.read_text()
+    assert LISTS[name].shown_in(page) == page, "run `make results`"
 
 
-# A trial of a setting that was taken out again keeps its record and says so.
-@pytest.mark.parametrize("name", [name for name, trial in LISTED.items() if "gone" not in trial])
-def test_a_trial_looks_at_validation_images_only_and_its_settings_exist(name):
-    config = load_config(LISTED[name]["preset"], LISTED[name]["settings"])
-    assert config.data.settings["validation_images"] == 5000
-    assert (config.run.engine, config.run.threads) == ("in-process", 1), "core-seconds of one process and thread"
+@pytest.mark.parametrize(("one", "trial"), RUNNABLE, ids=lambda value: value.name)
+def test_the_settings_of_a_trial_exist_and_its_core_seconds_are_its_own(one, trial):
+    config = load_config(trial.preset, trial.settings)
+    assert (config.run.engine, config.run.threads) == ("in-process", 1)
 
 
-def test_every_record_is_that_of_a_listed_trial():
-    stored = {path.stem for path in trials.RECORDS.glob("*.json")}
-    assert stored <= set(LISTED)
-    for record in trials.records():
-        trial = LISTED[record["name"]]
-        assert (record["like"], record["changed"]) == (trial.get("like"), trial["set"])
-        assert record["command"] == trials.command(trial)
+@pytest.mark.parametrize("trial", LISTS["trials"].trials.values(), ids=lambda trial: trial.name)
+def test_settings_are_chosen_on_validation_images_alone(trial):
+    assert trial.settings["data.validation_images"] == 5000
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_record_is_that_of_a_listed_run(name):
+    one = LISTS[name]
+    commands = {
+        run: trials.command(trial.preset, settings) for trial in one.trials.values() for run, settings in trial.runs()
+    }
+    for path in (trials.RESULTS / name).glob("*.json"):
+        record = trials.read_json(path)
+        assert record["name"] == path.stem
+        assert record["command"] == commands[path.stem]
 
 
 def test_the_fair_baseline_is_the_better_one():
@@ -36,14 +44,24 @@ def test_the_fair_baseline_is_the_better_one():
     assert (trials.fair_random(record, "knn"), trials.fair_random(record, "linear")) == (33.0, 36.0)
 
 
+def test_seeds_become_runs_and_a_row_has_their_mean_and_spread():
+    trial = trials.Trial("one", "smoke", "", {}, {"rounds": 2}, seeds=2)
+    assert list(trial.runs()) == [("one", {"rounds": 2}), ("one-seed-1", {"rounds": 2, "seed": 1})]
+    spent, random = {"training": 10.0, "evaluation": 2.0}, {"knn": 30.0, "linear": 35.0, "linear_reestimated": 36.0}
+    found = [{"core_seconds": spent, "random": random, "trained": {"knn": 40.0, "linear": x}} for x in (50.0, 52.0)]
+    assert (
+        trials.row(trial, found)
+        == "| `one` | 2 | 10 + 2 | 30.0 ± 0.0 / 36.0 ± 0.0 | 40.0 ± 0.0 / 51.0 ± 1.4 | +15.0 ± 1.4 |"
+    )
+
+
 def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):
     quick = {**TINY, "data.validation_images": 20, "evaluation.linear_probe": True, "evaluation.linear_epochs": 2}
-    trial = {"preset": "smoke", "settings": {**quick, "network.stem": "whitened"}, "set": {"network.stem": "whitened"}}
-    record = trials.run_one("tiny", trial, tmp_path)
+    changed = {"network.stem": "whitened"}
+    trial = trials.Trial("tiny", "smoke", "", changed, {**quick, **changed})
+    record = trials.run_one(trial, "tiny", trial.settings, tmp_path / "run")
     assert record["command"].endswith("--set evaluation.linear_epochs=2 --set network.stem=whitened")
-    assert (
-        set(record["validation"]) == {"knn", "knn_reestimated", "linear", "linear_reestimated"} == set(record["random"])
-    )
+    assert set(record["trained"]) == {"knn", "knn_reestimated", "linear", "linear_reestimated"} == set(record["random"])
     assert min(record["core_seconds"].values()) >= 0
-    assert trials.row(record).startswith("| `tiny` | ")
-    assert trials.settings(record) == "- `tiny`: network.stem whitened"
+    assert trials.row(trial, [record]).startswith("| `tiny` | 1 | ")
+    assert trials.changes(trial) == "- `tiny`: network.stem whitened"

@@ -35,8 +35,8 @@ def test_the_nearest_by_cosine_as_numpy_finds_them(place, encoder, monkeypatch):
     for query in found.queries:
         cosines = features @ features[names.index(query.name)]
         order = [names[number] for number in np.argsort(-cosines, kind="stable")]
-        assert [one.name for one in query.found] == [name for name in order if name != query.name][:4]
-        np.testing.assert_allclose([one.similarity for one in query.found], np.sort(cosines)[::-1][1:5], atol=1e-5)
+        assert [one.name for one in query.neighbours] == [name for name in order if name != query.name][:4]
+        np.testing.assert_allclose([one.similarity for one in query.neighbours], np.sort(cosines)[::-1][1:5], atol=1e-5)
         assert query.copies == [query.name]
 
 
@@ -50,7 +50,7 @@ def test_the_page_stands_alone_and_shows_every_image(place, encoder, tmp_path):
     assert page.headings[0] == ("h1", "Images most like <b>new<b>.png and others")
     assert [figure["drawings"] for figure in page.figures.values()] == [6, 6]
     for query, figure in zip(found.queries, page.figures.values(), strict=True):
-        shown = [f"{one.similarity:.3f} {one.name.removeprefix(f'{photos}/')}" for one in query.found]
+        shown = [f"{one.similarity:.3f} {one.name.removeprefix(f'{photos}/')}" for one in query.neighbours]
         assert figure["texts"][-5:] == shown
     assert "Left out, as the same file: red/001.png." in page.figures["query1"]["caption"]
     assert f"The 24 images of {photos} were compared with 2 images by the global encoder" in page.text

@@ -10,7 +10,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
 from fedssl.data.dataset import Images
 from fedssl.data.standard.synthetic import synthetic_images
-from fedssl.evaluation.context import Bench, LabelledData
+from fedssl.evaluation.context import Context, LabelledData
 from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import compute_features, mode
 from fedssl.evaluation.fine_tune import fine_tuned, new_head, train_supervised
@@ -48,7 +48,7 @@ def test_every_protocol_names_a_class_for_each_test_image_and_changes_nothing(en
     encoder.projector.eval()  # parts may be in different modes: each must get its own back
     before = Weights.of(encoder).digest(), [part.training for part in encoder.modules()]
     protocol = small(PROTOCOLS[name][variant])
-    first, again = (protocol.predict(Bench(encoder, data, batchnorm), 3).classes for _ in "ab")
+    first, again = (protocol.predict(Context(encoder, data, batchnorm), 3).classes for _ in "ab")
     assert first.shape == (30,)
     assert set(first.tolist()) <= set(range(5))
     assert torch.equal(first, again), "the same seed, the same predictions"
@@ -68,7 +68,7 @@ def test_settings_as_the_paper_and_the_authors_have_them():
 
 def test_another_seed_another_probe(encoder, data):
     protocol = Linear(epochs=1, batch_size=8)
-    first, other = (protocol.predict(Bench(encoder, data), seed).classes for seed in (0, 1))
+    first, other = (protocol.predict(Context(encoder, data), seed).classes for seed in (0, 1))
     assert not torch.equal(first, other)
 
 
@@ -96,7 +96,7 @@ def trained_networks(monkeypatch, protocol, encoder, data):
         return adam(parameters, **options)
 
     monkeypatch.setattr(training.torch.optim, "Adam", record)
-    protocol.predict(Bench(encoder, data), 0)
+    protocol.predict(Context(encoder, data), 0)
     return seen
 
 
@@ -109,30 +109,30 @@ def test_authors_train_the_head_alone(monkeypatch, encoder, data):
 
 def test_authors_report_the_best_test_epoch_and_paper_the_last(encoder, data):
     authors = replace(PROTOCOLS["semi-10"]["authors"], hidden=64, lr=0.05)
-    found = [replace(authors, epochs=epochs).predict(Bench(encoder, data), 0) for epochs in range(1, 9)]
+    found = [replace(authors, epochs=epochs).predict(Context(encoder, data), 0) for epochs in range(1, 9)]
     right = [int((f.classes == data.test_labels).sum()) for f in found]
     assert right == sorted(right), "more epochs can only find a better one"
     last = found[-1].facts["epoch"]
     assert right[last - 1] == right[-1]
     assert last == 1 or right[last - 2] < right[-1], "the first epoch that is as good"
-    assert replace(PROTOCOLS["semi-10"]["paper"], epochs=3).predict(Bench(encoder, data), 0).facts["epoch"] == 3
+    assert replace(PROTOCOLS["semi-10"]["paper"], epochs=3).predict(Context(encoder, data), 0).facts["epoch"] == 3
 
 
 def test_semi_learns_from_the_labelled_images_and_no_others(encoder, data):
     protocol = SemiSupervised(fraction=0.5, epochs=2, hidden=64)
-    outcome = protocol.predict(Bench(encoder, data), 0)
+    outcome = protocol.predict(Context(encoder, data), 0)
     assert outcome.facts["labelled_images"] == 30
     pixels = data.train.pixels.clone()
     pixels[30:] = 0  # only the first 30 are labelled: the others must not matter
     blinded = LabelledData("blinded", Images(pixels, data.train.labels), data.test, data.labelled)
-    assert torch.equal(protocol.predict(Bench(encoder, blinded), 0).classes, outcome.classes)
+    assert torch.equal(protocol.predict(Context(encoder, blinded), 0).classes, outcome.classes)
 
 
 def test_too_few_labelled_images(encoder, data):
     with pytest.raises(FedsslError, match=r"synthetic: 1 % of its training images are 1: too few"):
-        PROTOCOLS["semi-1"]["paper"].predict(Bench(encoder, data), 0)
+        PROTOCOLS["semi-1"]["paper"].predict(Context(encoder, data), 0)
     with pytest.raises(FedsslError, match="no labelled images are known"):
-        PROTOCOLS["semi-1"]["paper"].predict(Bench(encoder, LabelledData("x", data.train, data.test)), 0)
+        PROTOCOLS["semi-1"]["paper"].predict(Context(encoder, LabelledData("x", data.train, data.test)), 0)
 
 
 def test_a_rest_of_one_image_is_left_out_for_batchnorm(encoder, data):
@@ -147,7 +147,7 @@ def test_supervised_baseline_learns_its_labels(data):
     train_supervised(encoder, data.train, Fitting(epochs=30, batch_size=20, lr=3e-3), seed=0)
     on_itself = LabelledData("train", data.train, data.train)
     right = [
-        int((Linear(epochs=60, batch_size=20).predict(Bench(e, on_itself), 0).classes == data.train.labels).sum())
+        int((Linear(epochs=60, batch_size=20).predict(Context(e, on_itself), 0).classes == data.train.labels).sum())
         for e in (untrained, encoder)
     ]
     assert right[1] > right[0] + 10
@@ -217,11 +217,11 @@ def counted(monkeypatch):
 
 def test_features_are_computed_once_and_read_back_equal(encoder, data, tmp_path, counted):
     cache = FeatureCache(tmp_path / "features")
-    first = Bench(encoder, data, "reestimated", cache)
+    first = Context(encoder, data, "reestimated", cache)
     one, two = first.features("backbone"), first.features("backbone")
     assert one is two
     assert len(counted) == 2, "training and test images"
-    again = Bench(encoder, data, "reestimated", cache).features("backbone")
+    again = Context(encoder, data, "reestimated", cache).features("backbone")
     assert len(counted) == 2
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
     assert len(list((tmp_path / "features").iterdir())) == 1, "and no unfinished file"
@@ -240,7 +240,7 @@ def test_another_encoder_dataset_mode_or_kind_has_other_features(encoder, data, 
         ((other, data), "backbone"),
     ]:
         options = dict(zip(("encoder", "data", "batchnorm"), arguments, strict=False))
-        Bench(**options, cache=cache).features(kind)
+        Context(**options, cache=cache).features(kind)
     assert len(counted) == 10
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -248,14 +248,14 @@ def test_another_encoder_dataset_mode_or_kind_has_other_features(encoder, data, 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", None])
 def test_a_damaged_cache_file_is_computed_again(encoder, data, tmp_path, counted, damage):
     cache = FeatureCache(tmp_path)
-    before = Bench(encoder, data, cache=cache).features("backbone")
+    before = Context(encoder, data, cache=cache).features("backbone")
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2] if damage is None else damage)
-    after = Bench(encoder, data, cache=cache).features("backbone")
+    after = Context(encoder, data, cache=cache).features("backbone")
     assert len(counted) == 4
     assert torch.equal(before[0], after[0])
-    Bench(encoder, data, cache=cache).features("backbone")
+    Context(encoder, data, cache=cache).features("backbone")
     assert len(counted) == 4, "and mended"
 
 

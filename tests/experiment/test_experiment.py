@@ -20,7 +20,7 @@ from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import RunRecord, read_summary
 from fedssl.experiment.records.verdict import verdict
 from fedssl.federation.checkpoint import CheckpointStore
-from fedssl.federation.robust_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation import AGGREGATORS
 from tests.helpers.small import TINY, held_by
 
 
@@ -229,7 +229,7 @@ def test_a_run_that_an_older_version_began_ends_with_an_unpaired_interval(tmp_pa
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
     for number in store.rounds():
         checkpoint = store.load(number)
-        del checkpoint.course["correct"]
+        del checkpoint.run["correct"]
         shutil.rmtree(store.path(number))
         store.save(checkpoint)
     assert run(tmp_path / "run").summary["gain"] == {}

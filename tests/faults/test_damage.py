@@ -181,6 +181,6 @@ def test_checkpoint_round_trip_keeps_course_and_payload(tmp_path):
     store.save(Checkpoint(state, {"seconds": 1.5}))
     back = store.load(7)
     assert (back.state.accepted_round, back.state.notes) == ({3: 6}, {3: {"scale": 1 / 3}})
-    assert back.course == {"seconds": 1.5}
+    assert back.run == {"seconds": 1.5}
     assert back.state.global_weights.digest == weights.digest
     assert back.state.payload["features"].tolist() == [1.0, 1.0]

@@ -14,7 +14,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import Failure, GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, NoUpdate, Replace
 from fedssl.federation.rounds import ServerState, TooFewClientsError, accept, gather, make_task, run_round
 from tests.helpers.small import digests, make_client, make_images, make_method, make_server, of, result, state_digests

@@ -9,9 +9,9 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import FedEMA
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.rounds import ServerState, accept, gather, make_task
 from tests.helpers.small import make_server, of, result, values
 

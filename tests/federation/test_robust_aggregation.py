@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from fedssl.core.errors import RoundError
 from fedssl.core.weights import Weights, divergence, non_finite
-from fedssl.federation import robust_aggregation
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import WeightedAverage
-from fedssl.federation.robust_aggregation import ClippedAverage, Krum, Median, TrimmedMean
+from fedssl.federation.model_aggregation import coordinates
+from fedssl.federation.model_aggregation.clipped_average import ClippedAverage
+from fedssl.federation.model_aggregation.krum import Krum
+from fedssl.federation.model_aggregation.median import Median
+from fedssl.federation.model_aggregation.trimmed_mean import TrimmedMean
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from tests.helpers.small import run
 
 ROBUST = {
@@ -214,7 +217,7 @@ def test_large_tensors_are_worked_on_in_slices(name, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     uploads = results(*(weights(torch.randn(101, generator=generator).tolist()) for _ in range(7)))
     whole = ROBUST[name](uploads, weights([0.0] * 101))
-    monkeypatch.setattr(robust_aggregation, "VALUES_AT_ONCE", 70)  # ten values of each client, the last slice has one
+    monkeypatch.setattr(coordinates, "VALUES_AT_ONCE", 70)  # ten values of each client, the last slice has one
     assert ROBUST[name](uploads, weights([0.0] * 101)).encoder.digest() == whole.encoder.digest()
 
 

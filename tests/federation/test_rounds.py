@@ -7,7 +7,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import GlobalWeights, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import FedEMA, Replace
 from fedssl.federation.rounds import ServerState, accept, make_task, run_round
 from tests.helpers.small import (

@@ -8,9 +8,9 @@ import torch
 from fedssl.core.weights import Weights, divergence
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.messages import GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation import AGGREGATORS
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import Replace
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.validation import inspect
 from fedssl.federation.wire import BLOCK, Wire, dequantise, quantise
 from tests.faults.test_damage import Stops

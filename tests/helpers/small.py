@@ -11,7 +11,7 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.rounds import Server, ServerState, run_rounds
 from fedssl.federation.wire import Wire

@@ -11,7 +11,7 @@ import pytest
 from fedssl.core.errors import StorageError
 from fedssl.experiment.progress.views import QuietView
 from fedssl.paper import runner as module
-from fedssl.paper.runner import LOG, carry_out, commands_for, default_jobs
+from fedssl.paper.runner import LOG, commands_for, default_jobs, run_plan
 from tests.helpers.paper_runs import SMOKE, plan_of, write
 
 
@@ -54,7 +54,7 @@ def scripts(monkeypatch, texts):
 def test_a_failed_run_is_named_and_the_others_go_on(plan, monkeypatch):
     scripts(monkeypatch, [["print('fine')", "print('too')"], ["print('oh no'); raise SystemExit(3)", "1"], ["pass"]])
     seen = Seen()
-    outcome = carry_out(plan, 1, seen, lambda run: 1.0)
+    outcome = run_plan(plan, 1, seen, lambda run: 1.0)
     names = {run.config.run.seed: run for run in plan.runs.values()}
     assert outcome.finished == [names[0].name, names[2].name]
     assert outcome.failed == {names[1].name: "exit code 3: oh no"}
@@ -76,7 +76,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(plan, monkeypatch):
 def test_as_many_at_a_time_as_asked(plan, monkeypatch):
     scripts(monkeypatch, [["import time; time.sleep(0.3)"]] * 3)
     seen = Seen()
-    carry_out(plan, 2, seen, lambda run: 1.0)
+    run_plan(plan, 2, seen, lambda run: 1.0)
     assert [line.split(":")[0] for line in seen.lines[:2]] == ["begins", "begins"]
     running, most = 0, 0
     for line in seen.lines:
@@ -105,7 +105,7 @@ def test_a_signal_is_passed_on_once_and_nothing_new_begins(plan, monkeypatch, tm
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    outcome = carry_out(plan, 2, Seen(), lambda run: 1.0)
+    outcome = run_plan(plan, 2, Seen(), lambda run: 1.0)
     thread.join()
     assert outcome.stopped == signal.SIGINT
     assert (outcome.finished, outcome.failed) == ([], {})
@@ -132,7 +132,7 @@ def test_an_error_of_ours_leaves_no_run_behind(plan, processes):
                 raise StorageError("no room")
 
     with pytest.raises(StorageError, match="no room"):
-        carry_out(plan, 1, Breaks(), lambda run: 1.0)
+        run_plan(plan, 1, Breaks(), lambda run: 1.0)
     assert [process.poll() for process in processes] == [-signal.SIGTERM]
 
 
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_made_leaves_no_run_behind(plan, processes):
     list(plan.runs.values())[1].folder.parent.mkdir(parents=True)
     list(plan.runs.values())[1].folder.write_text("a file")
     with pytest.raises(StorageError, match="cannot be written: File exists"):
-        carry_out(plan, 2, Seen(), lambda run: 1.0)
+        run_plan(plan, 2, Seen(), lambda run: 1.0)
     assert all(process.poll() == -signal.SIGTERM for process in processes)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedssl.data.partition import PARTITIONS
 from fedssl.experiment.records.run_record import RunRecord
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.methods import METHODS
 from fedssl.reports import prose as words
 from fedssl.reports import run_figures

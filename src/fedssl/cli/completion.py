@@ -9,8 +9,8 @@ PRESETS = Path(__file__).parents[1] / "experiment" / "config" / "presets"
 def complete_preset(begun: str) -> list[str]:
     """Presets, after a plus sign algorithms; none of them: the shell itself offers files."""
     before, plus, _ = begun.rpartition("+")
-    found = sorted((PRESETS / "algorithms" if plus else PRESETS).glob("*.toml"))
-    return [name for path in found if (name := f"{before}{plus}{path.stem}").startswith(begun)]
+    paths = sorted((PRESETS / "algorithms" if plus else PRESETS).glob("*.toml"))
+    return [name for path in paths if (name := f"{before}{plus}{path.stem}").startswith(begun)]
 
 
 def complete_run(begun: str) -> list[str]:

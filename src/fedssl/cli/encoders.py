@@ -110,7 +110,7 @@ def export(
     made = export_encoder(folder, out, parse_names(to), client, _network(network), allow_code or ())
     for name, difference in made.differences.items():
         typer.echo(f"{name}: checked, the largest difference from PyTorch is {difference:.1g}")
-    typer.echo(f"{made.whose} encoder: {made.folder} ({', '.join(made.files)})")
+    typer.echo(f"{made.owner} encoder: {made.folder} ({', '.join(made.files)})")
 
 
 @encoders_app.command()
@@ -169,10 +169,10 @@ def neighbours(
 
     encoder, _ = _encoder(run, client, network, device, allow_code)
     with make_view() as view:
-        found = find_neighbours(encoder, images, place, count, view.progress)
-    write_page(found, encoder, out)
-    _list_refused(found.reader.refused, None)
-    typer.echo(f"{found.searched:,} images were looked at: {out}")
+        neighbourhood = find_neighbours(encoder, images, place, count, view.progress)
+    write_page(neighbourhood, encoder, out)
+    _list_refused(neighbourhood.reader.refused, None)
+    typer.echo(f"{neighbourhood.searched:,} images were looked at: {out}")
 
 
 @encoders_app.command()

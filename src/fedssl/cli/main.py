@@ -30,8 +30,8 @@ app.add_typer(deployment.deployment_app)
 app.add_typer(deployment.certificates_app, name="certificates")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(given: bool) -> None:
+    if given:
         typer.echo(f"fedssl {__version__}")
         raise typer.Exit
 
@@ -85,7 +85,7 @@ def rules() -> None:
 def aggregators() -> None:
     """List the aggregators, some tolerate Byzantine clients, with their settings ([aggregation] in a config)."""
     from fedssl.experiment.config.schema import Uploads
-    from fedssl.federation.robust_aggregation import AGGREGATORS
+    from fedssl.federation.model_aggregation import AGGREGATORS
 
     _print_registry("aggregation", AGGREGATORS, Uploads)
 

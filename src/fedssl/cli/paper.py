@@ -90,10 +90,10 @@ def paper_run(
         forecast.measure(plan.runs.values(), make_view())
         print_plan(plan, forecast, _jobs(plan, jobs)[0])
     else:
-        _carry_out(plan, jobs)
+        _run(plan, jobs)
 
 
-def _jobs(plan: "Plan", asked: int | None) -> tuple[int, int]:
+def _jobs(plan: "Plan", given: int | None) -> tuple[int, int]:
     """(runs at a time, GPUs to share out)."""
     import torch
 
@@ -101,21 +101,21 @@ def _jobs(plan: "Plan", asked: int | None) -> tuple[int, int]:
 
     threads = max((run.config.run.threads for run in plan.runs.values()), default=1)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return asked or default_jobs(threads, gpus), gpus if gpus > 1 else 0
+    return given or default_jobs(threads, gpus), gpus if gpus > 1 else 0
 
 
-def _carry_out(plan: "Plan", asked: int | None) -> None:
+def _run(plan: "Plan", given: int | None) -> None:
     from fedssl.experiment.progress.views import make_view
     from fedssl.paper.forecast import Amounts
-    from fedssl.paper.runner import carry_out
+    from fedssl.paper.runner import run_plan
 
-    jobs, gpus = _jobs(plan, asked)
+    jobs, gpus = _jobs(plan, given)
     todo = plan.unfinished()
     typer.echo(
         f"{len(plan.runs)} runs, {len(plan.runs) - len(todo)} of them finished; {jobs} at a time, in {plan.folder}"
     )
     with make_view() as view:
-        outcome = carry_out(plan, jobs, view, lambda run: float(Amounts.of(run.config).images), gpus)
+        outcome = run_plan(plan, jobs, view, lambda run: float(Amounts.of(run.config).images), gpus)
     if outcome.stopped:
         typer.echo("stopped: the finished rounds are saved; the same command resumes them", err=True)
         raise typer.Exit(128 + outcome.stopped)

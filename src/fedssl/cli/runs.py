@@ -49,11 +49,11 @@ def run(
     """
     from fedssl.experiment.config.layers import parse_override
 
-    asked = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    flags = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
     overrides = dict(parse_override(text) for text in settings or []) | ({"profile": True} if profile else {})
     overrides |= {"engine": engine} if engine else {}
     folder = out or _new_folder(Path(preset).stem)
-    loggers = [name for name, on in asked.items() if on]
+    loggers = [name for name, on in flags.items() if on]
     _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
 
 

@@ -62,14 +62,14 @@ def problem_of(path: Path, seal: Seal | None) -> str:
         if seal is None:
             read_signed(path)
             return ""
-        found = measure(path, seal["bytes"] if path.suffix in _GROWING else None)
+        actual = measure(path, seal["bytes"] if path.suffix in _GROWING else None)
     except DamagedError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if found["bytes"] != seal["bytes"]:
-        return f"damaged, {found['bytes']} bytes instead of {seal['bytes']}"
-    return "" if found == seal else ALTERED
+    if actual["bytes"] != seal["bytes"]:
+        return f"damaged, {actual['bytes']} bytes instead of {seal['bytes']}"
+    return "" if actual == seal else ALTERED
 
 
 def problems_in(folder: Path, seals: Seals) -> dict[str, str]:

@@ -19,13 +19,13 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules
 }
 
 
-def need(extra: str, asked: str, also: Sequence[str] = ()) -> None:
+def need(extra: str, needed_by: str, also: Sequence[str] = ()) -> None:
     """Refuses what was asked for, an option, a field or a file, where a module of the extra cannot be imported."""
     for name in (*EXTRAS[extra], *also):
         try:
-            found = importlib.import_module(name)
-            missing = name if getattr(found, "__file__", "") is None else ""  # None: any folder of that name
+            module = importlib.import_module(name)
+            missing = name if getattr(module, "__file__", "") is None else ""  # None: any folder of that name
         except ImportError as error:
             missing = error.name or name
         if missing:
-            raise FedsslError(f'{asked}: {missing} is not installed: pip install "fedssl[{extra}]"')
+            raise FedsslError(f'{needed_by}: {missing} is not installed: pip install "fedssl[{extra}]"')

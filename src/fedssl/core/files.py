@@ -138,5 +138,5 @@ def size_text(count: float) -> str:
 
 def os_error(text: str) -> OSError | None:
     """The system's error inside a message such as safetensors' "I/O error: … (os error 28)"."""
-    found = re.search(r"os error (\d+)", text)
-    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+    match = re.search(r"os error (\d+)", text)
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None

@@ -114,12 +114,12 @@ def _imported(path: str, source: str) -> Any:
         # The command `fedssl`, unlike `python -m`, does not look there. Last: it hides nothing that is installed.
         sys.path.append(str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module)
+        entry: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            entry = getattr(entry, part)
     except (ImportError, AttributeError) as error:
         raise FedsslError(f"{source}: cannot import {path!r}: {error}") from error
-    return found
+    return entry
 
 
 def _is_or_makes(entry: Any, base: type) -> bool:

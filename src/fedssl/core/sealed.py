@@ -64,14 +64,14 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=os.fstat(file.fileno()).st_size)
-    found = {}
+    tensors = {}
     for name, about in header.items():
         if name.startswith(prefix) and name != "__metadata__":
             dtype, begin = _DTYPES[about["dtype"]], 8 + size + about["data_offsets"][0]
-            found[name.removeprefix(prefix)] = torch.empty(0, dtype=dtype).set_(
+            tensors[name.removeprefix(prefix)] = torch.empty(0, dtype=dtype).set_(
                 whole, begin // dtype.itemsize, about["shape"], _strides(about["shape"])
             )
-    return found
+    return tensors
 
 
 def _strides(shape: list[int]) -> list[int]:

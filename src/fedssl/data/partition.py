@@ -75,10 +75,10 @@ class Partition:
             names = tuple(map(str, content.get("names", [])))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise FedsslError(f"{path} is not a readable partition ({error!r}): make it again") from None
-        apart = (labelled, public)
-        everyone = np.concatenate([part.reshape(-1) for part in (*apart, *clients)])
+        held_out = (labelled, public)
+        everyone = np.concatenate([part.reshape(-1) for part in (*held_out, *clients)])
         if (
-            any(part.ndim != 1 for part in (*apart, *clients))
+            any(part.ndim != 1 for part in (*held_out, *clients))
             or len(np.unique(everyone)) != len(everyone)
             or (everyone < 0).any()
         ):

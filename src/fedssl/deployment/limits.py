@@ -54,8 +54,8 @@ class Limits:
     @classmethod
     def of_node(cls, node: Raw) -> "Limits":
         kinds = {name: type(value) for name, value in vars(cls()).items()}
-        told = {name: node[name.replace("_", "-")] for name in kinds if name.replace("_", "-") in node}
-        return cls(**{name: kinds[name](value) for name, value in told.items()})
+        given = {name: node[name.replace("_", "-")] for name in kinds if name.replace("_", "-") in node}
+        return cls(**{name: kinds[name](value) for name, value in given.items()})
 
     @property
     def private(self) -> bool:
@@ -85,8 +85,8 @@ def _check_privacy(privacy: ClientDP | None, limits: Limits) -> None:
     if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
     if privacy.noise_multiplier < limits.min_noise:
-        found = privacy.noise_multiplier
-        raise FedsslError(f"privacy.noise_multiplier: {found:g}, this site asks for {limits.min_noise:g} (--min-noise)")
+        noise = privacy.noise_multiplier
+        raise FedsslError(f"privacy.noise_multiplier: {noise:g}, this site asks for {limits.min_noise:g} (--min-noise)")
     if privacy.clip_norm > limits.max_clip:
         raise FedsslError(f"privacy.clip_norm: {privacy.clip_norm:g}, this site takes {limits.max_clip:g} at most")
 
@@ -127,8 +127,8 @@ def check_disk(state: Path, needed: int, limits: Limits) -> None:
 
 def _oldest(runs: Path) -> str:
     """In words: the runs that were not touched for longest, and their sizes."""
-    found = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime) if runs.exists() else []
-    listed = [f"{path.name} ({size_text(_bytes_in(path))})" for path in found[:3]]
+    folders = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime) if runs.exists() else []
+    listed = [f"{path.name} ({size_text(_bytes_in(path))})" for path in folders[:3]]
     return f"the oldest: {', '.join(listed)}" if listed else "there is none here"
 
 

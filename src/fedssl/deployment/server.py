@@ -57,6 +57,10 @@ class Deployment:
         names = self.config.flower.clients
         if not names or len(set(names)) != len(names):
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
+        if self.config.automatic:
+            raise FedsslError(
+                f"{self.config.automatic[0]}: 'auto' needs the images, which are at the sites: give a number"
+            )
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
         else:
@@ -138,7 +142,7 @@ class _Server:
                 summary = self._run_app(link)
                 if summary:
                     return summary
-            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_words()})")
+            self._count_restart(f"the SuperLink ended with code {link.process.returncode} ({link.last_lines()})")
 
     def _await_link(self, link: Child) -> None:
         patience = Patience(START_LIMIT, self.say)
@@ -147,7 +151,7 @@ class _Server:
         while why := reachable(deployment.local_host, deployment.port, ca):
             if link.ended:
                 raise FedsslError(
-                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_words()}; "
+                    f"the SuperLink cannot start on {deployment.host}:{deployment.port}: {link.last_lines()}; "
                     f"its log is {link.log}"
                 )
             patience.wait(f"waiting for the SuperLink: {why}", pause=0.3)

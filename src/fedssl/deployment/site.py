@@ -117,4 +117,4 @@ def _reason(node: Child) -> str:
             "the server does not know this key (give the .pub file to its operator), or still believes the last "
             "connection alive (a minute at most)"
         )
-    return f"its node ended with code {node.process.returncode} ({node.last_words()})"
+    return f"its node ended with code {node.process.returncode} ({node.last_lines()})"

@@ -106,8 +106,8 @@ def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tup
 def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, ClientStore]:
     if not data:
         raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
-    asked = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
-    dataset = build_dataset(choice("data", {"name": "folder", "path": data, "labels": False, **asked}))
+    decoding = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
+    dataset = build_dataset(choice("data", {"name": "folder", "path": data, "labels": False, **decoding}))
     if len(dataset.train) < 2:
         raise FedsslError(f"--data: {len(dataset.train)} images can be used: at least 2 are needed")
     images = dataset.train.unlabelled()

@@ -43,9 +43,9 @@ class Child:
             file.seek(self.begun)
             return file.read().decode(errors="replace")
 
-    def last_words(self, lines: int = 3) -> str:
-        said = [line.strip() for line in COLOURS.sub("", self.output()).splitlines() if line.strip()]
-        return " / ".join(said[-lines:])
+    def last_lines(self, lines: int = 3) -> str:
+        printed = [line.strip() for line in COLOURS.sub("", self.output()).splitlines() if line.strip()]
+        return " / ".join(printed[-lines:])
 
     def end(self) -> None:
         self.process.terminate()

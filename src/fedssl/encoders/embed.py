@@ -65,9 +65,9 @@ class ImageReader:
     def _find(self, place: str) -> None:
         if not Path(place).exists() and not place.startswith(BY_NAME):
             raise FedsslError(f"{printable(place)}: there is no such file or folder")
-        found = find_images(place, "images", "auto", COLUMNS, False)
-        self.groups.append(([_name(place, sample.name) for sample in found.samples], found.source))
-        self.refused += [Refusal(_name(place, one.file), one.reason) for one in found.refused]
+        matches = find_images(place, "images", "auto", COLUMNS, False)
+        self.groups.append(([_name(place, sample.name) for sample in matches.samples], matches.source))
+        self.refused += [Refusal(_name(place, one.file), one.reason) for one in matches.refused]
 
     def __len__(self) -> int:
         """Images to be tried, with those that will be refused when they are opened."""

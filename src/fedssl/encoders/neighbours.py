@@ -35,7 +35,7 @@ class Query:
 
     name: str
     uri: str
-    found: list[Neighbour]
+    neighbours: list[Neighbour]
     copies: list[str]  # files with the same bytes, which are no finding
 
 
@@ -50,10 +50,10 @@ def find_neighbours(
     encoder: TrainedEncoder, images: Sequence[str], place: str, count: int, progress: Progress = silent
 ) -> Neighbourhood:
     """Goes through the folder once; of its images only the nearest so far are kept."""
-    asked = ImageReader(images, encoder.decoding)
-    batches = list(embed(encoder.model.backbone, asked))
-    if asked.refused or not batches:
-        raise FedsslError(f"{', '.join(images)}: not every image can be used{in_short(asked.refused)}")
+    queried = ImageReader(images, encoder.decoding)
+    batches = list(embed(encoder.model.backbone, queried))
+    if queried.refused or not batches:
+        raise FedsslError(f"{', '.join(images)}: not every image can be used{in_short(queried.refused)}")
     names = [name for batch in batches for name in batch.names]
     digests = [digest for batch in batches for digest in batch.sha256]
     features = _normalised(torch.cat([batch.outputs for batch in batches]))
@@ -85,36 +85,36 @@ def _normalised(features: Tensor) -> Tensor:
     return nn.functional.normalize(features, dim=1)
 
 
-def write_page(found: Neighbourhood, encoder: TrainedEncoder, path: Path) -> None:
+def write_page(neighbourhood: Neighbourhood, encoder: TrainedEncoder, path: Path) -> None:
     """A self-contained HTML file."""
-    about = encoder.about
+    about, count = encoder.about, len(neighbourhood.queries)
     story = [
-        f"The {found.searched:,} images of {shortened(found.reader.places[0])} were compared with "
-        f"{len(found.queries)} image{'s' if len(found.queries) > 1 else ''} by the {encoder.whose} encoder "
+        f"The {neighbourhood.searched:,} images of {shortened(neighbourhood.reader.places[0])} were compared with "
+        f"{count} image{'s' if count > 1 else ''} by the {encoder.owner} encoder "
         f"({about['method']} with {about['update_rule']}, round {about['round']}). Below each image stands the cosine "
         "of its features with those of the image asked about: 1 is the most that it can be."
     ]
-    if found.reader.refused:
-        story.append(f"Some files cannot be used{in_short(found.reader.refused)}.")
-    place = found.reader.places[0]
-    figures = [_figure(number, query, place) for number, query in enumerate(found.queries)]
-    title = f"Images most like {PurePath(found.queries[0].name).name}" + (" and others" if len(figures) > 1 else "")
+    if neighbourhood.reader.refused:
+        story.append(f"Some files cannot be used{in_short(neighbourhood.reader.refused)}.")
+    place = neighbourhood.reader.places[0]
+    figures = [_figure(number, query, place) for number, query in enumerate(neighbourhood.queries)]
+    title = f"Images most like {PurePath(neighbourhood.queries[0].name).name}" + (" and others" if count > 1 else "")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, render(FigurePage(title, story, figures, __version__)))
 
 
 def _figure(number: int, query: Query, folder: str) -> Figure:
-    names = [_below(one.name, folder) for one in query.found]
+    names = [_below(one.name, folder) for one in query.neighbours]
     thumbs = [
         Thumb(one.uri, f"neighbour {place}: {name}", f"{one.similarity:.3f} {shortened(name, 60)}")
-        for place, (one, name) in enumerate(zip(query.found, names, strict=True), 1)
+        for place, (one, name) in enumerate(zip(query.neighbours, names, strict=True), 1)
     ]
-    asked = Thumb(query.uri, f"the image asked about: {query.name}", "asked about", "query")
+    first = Thumb(query.uri, f"the image asked about: {query.name}", "asked about", "query")
     caption = "First the image asked about, then the others, the most similar first."
     if query.copies:
         listed = ", ".join(shortened(_below(name, folder)) for name in query.copies[:3])
         caption += f" Left out, as the same file: {listed}{' and others' if len(query.copies) > 3 else ''}."
-    return Figure(f"query{number}", shortened(query.name), caption, strips=(Strip("", (asked, *thumbs)),), wide=True)
+    return Figure(f"query{number}", shortened(query.name), caption, strips=(Strip("", (first, *thumbs)),), wide=True)
 
 
 def _below(name: str, folder: str) -> str:

@@ -30,7 +30,7 @@ class TrainedEncoder:
     decoding: Decoding
 
     @property
-    def whose(self) -> str:
+    def owner(self) -> str:
         return str(self.about["encoder"])
 
 

@@ -68,7 +68,7 @@ class LabelledData:
         return images.labels
 
 
-class Bench:
+class Context:
     """An encoder in one BatchNorm mode before labelled images."""
 
     def __init__(
@@ -113,11 +113,11 @@ class Bench:
             return self._compute(kind)
         prints = self.data.fingerprints
         key = f"weights {self.weights_sha256}, train {prints['train']}, test {prints['test']}, {self.batchnorm}, {kind}"
-        found = self.cache.load(key)
-        if found is None:
-            found = self._compute(kind)
-            self.cache.save(key, *found)
-        return found
+        features = self.cache.load(key)
+        if features is None:
+            features = self._compute(kind)
+            self.cache.save(key, *features)
+        return features
 
     def _compute(self, kind: FeatureKind) -> tuple[Tensor, Tensor]:
         module = self.encoder.backbone if kind == "backbone" else self.encoder

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedssl.core.progress import Progress, silent
-from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
+from fedssl.evaluation.context import Context, FeatureKind, LabelledData
 from fedssl.evaluation.features import BatchNorm, compute_features, with_reestimated_batchnorm
 from fedssl.evaluation.protocols import KNN, Linear, Protocol
 from fedssl.evaluation.score import SUFFIXES
@@ -55,25 +55,25 @@ class Monitor:
 
     def full(self, encoder: Encoder, progress: Progress = silent) -> Measured:
         """Both BatchNorm modes (as they came, and re-estimated on these images), with a linear probe if asked."""
-        found = [self._look(encoder, mode, self.linear, suffix, progress) for suffix, mode in SUFFIXES.items()]
-        return Measured(found[0].values | found[1].values, found[0].correct | found[1].correct)
+        measured = [self._look(encoder, mode, self.linear, suffix, progress) for suffix, mode in SUFFIXES.items()]
+        return Measured(measured[0].values | measured[1].values, measured[0].correct | measured[1].correct)
 
     def _look(
         self, encoder: Encoder, batchnorm: BatchNorm, linear: Linear | None, suffix: str, progress: Progress
     ) -> Measured:
-        bench = Bench(encoder, self.data, batchnorm, progress=progress)
-        correct = {f"knn{suffix}": self._correct(self.knn, bench)}
-        values = {f"knn{suffix}": _share(correct[f"knn{suffix}"]), f"backbone_std{suffix}": self._std(bench)}
+        context = Context(encoder, self.data, batchnorm, progress=progress)
+        correct = {f"knn{suffix}": self._correct(self.knn, context)}
+        values = {f"knn{suffix}": _share(correct[f"knn{suffix}"]), f"backbone_std{suffix}": self._std(context)}
         if linear:
-            correct[f"linear{suffix}"] = self._correct(linear, bench)
+            correct[f"linear{suffix}"] = self._correct(linear, context)
             values[f"linear{suffix}"] = _share(correct[f"linear{suffix}"])
         return Measured(values, correct)
 
-    def _correct(self, protocol: Protocol, bench: Bench) -> Tensor:
-        return (protocol.predict(bench, self.seed, bench.progress).classes == self.data.test_labels).double()
+    def _correct(self, protocol: Protocol, context: Context) -> Tensor:
+        return (protocol.predict(context, self.seed, context.progress).classes == self.data.test_labels).double()
 
-    def _std(self, bench: Bench) -> float:
-        return feature_std(bench.features(self.knn.features)[1])
+    def _std(self, context: Context) -> float:
+        return feature_std(context.features(self.knn.features)[1])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.core.registry import Registry
 from fedssl.data.partition import IntArray
-from fedssl.evaluation.context import Bench, FeatureKind, LabelledData
+from fedssl.evaluation.context import Context, FeatureKind, LabelledData
 from fedssl.evaluation.fine_tune import best_head_predictions, class_predictions, fine_tuned, new_head
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
@@ -47,7 +47,7 @@ class Protocol(ABC):
         """Refuses data that it cannot be used with, before anything is computed."""
 
     @abstractmethod
-    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions: ...
+    def predict(self, context: Context, seed: int, progress: Progress = silent) -> Predictions: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class KNN(Protocol):
     features: FeatureKind = "backbone"
     draws: ClassVar[bool] = False
 
-    def predict(self, bench: Bench, seed: int = 0, progress: Progress = silent) -> Predictions:  # noqa: ARG002
-        train, test = bench.features(self.features)
-        data = bench.data
+    def predict(self, context: Context, seed: int = 0, progress: Progress = silent) -> Predictions:  # noqa: ARG002
+        train, test = context.features(self.features)
+        data = context.data
         votes = {"k": self.k, "temperature": self.temperature, "num_classes": data.num_classes}
         return Predictions(knn_predictions(train, data.train_labels, test, **votes))  # type: ignore[arg-type]
 
@@ -75,9 +75,9 @@ class Linear(Protocol):
     lr: float = 3e-3
     shuffle: bool = True
 
-    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions:
-        train, test = bench.features("backbone")
-        data = bench.data
+    def predict(self, context: Context, seed: int, progress: Progress = silent) -> Predictions:
+        train, test = context.features("backbone")
+        data = context.data
         fitting = Fitting(self.epochs, self.batch_size, self.lr, self.shuffle)
         options: dict[str, Any] = {
             "num_classes": data.num_classes,
@@ -100,18 +100,18 @@ class SemiSupervised(Protocol):
     trained: Literal["whole model", "head"] = "whole model"  # of the head, the epoch that is best on the test images
     frozen: ClassVar[bool] = False
 
-    def predict(self, bench: Bench, seed: int, progress: Progress = silent) -> Predictions:
-        chosen = self.labelled(bench.data)
+    def predict(self, context: Context, seed: int, progress: Progress = silent) -> Predictions:
+        chosen = self.labelled(context.data)
         fitting = Fitting(self.epochs, self.batch_size, self.lr)
-        data, facts = bench.data, {"labelled_images": len(chosen)}
+        data, facts = context.data, {"labelled_images": len(chosen)}
         if self.trained == "head":
-            train, test = bench.features("backbone")
+            train, test = context.features("backbone")
             head = new_head(train.shape[1], self.hidden, data.num_classes, seed)
             few = train[chosen], data.train_labels[chosen]
             classes, epoch = best_head_predictions(head, *few, test, data.test_labels, fitting, seed, progress)
             return Predictions(classes, facts | {"epoch": epoch})
-        head = new_head(bench.feature_size, self.hidden, data.num_classes, seed)
-        model = fine_tuned(bench.encoder.backbone, data.train, head, fitting, seed, progress, chosen)
+        head = new_head(context.feature_size, self.hidden, data.num_classes, seed)
+        model = fine_tuned(context.encoder.backbone, data.train, head, fitting, seed, progress, chosen)
         return Predictions(class_predictions(model, data.test.pixels), facts | {"epoch": self.epochs})
 
     def check(self, data: LabelledData) -> None:

@@ -151,8 +151,8 @@ def simulated(config: Config, clients: int, folder: Path, states: Path, waiting:
     """An engine whose clients are actors of Flower's simulation; their states lie in `states`."""
     from fedssl.federation.engines.flower.simulation import Resources, Simulation
 
-    asked, limit = config.flower, config.failures.client_timeout
-    resources = Resources(asked.cpus_per_client, asked.gpus_per_client, asked.ray_address)
+    settings, limit = config.flower, config.failures.client_timeout
+    resources = Resources(settings.cpus_per_client, settings.gpus_per_client, settings.ray_address)
     side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
     return Simulation(
         clients=clients, open_side=side, folder=folder, resources=resources, waiting=waiting, time_limit=limit

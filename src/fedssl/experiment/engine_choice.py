@@ -33,12 +33,12 @@ class Choice:
 
 def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], ClientSide], total_steps: int) -> Choice:
     """Fills in `engine`, `workers` and `threads` where the settings leave them open; "" when there is no question."""
-    run, asked = config.run, config.client_sampling.clients_per_round or len(parts.partition.clients)
-    workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, asked)
+    run, sampled = config.run, config.client_sampling.clients_per_round or len(parts.partition.clients)
+    workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, sampled)
     if run.engine != "auto":
         return Choice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
-    together, apart = (run.model_copy(update={"engine": name}) for name in ("in-process", "processes"))
-    apart = ENGINES[apart.engine]().complete(apart, workers)
+    together, separate = (run.model_copy(update={"engine": name}) for name in ("in-process", "processes"))
+    separate = ENGINES[separate.engine]().complete(separate, workers)
     if workers < 2:
         return Choice(together)
     here = seconds_per_step(parts.client, 0)
@@ -46,15 +46,15 @@ def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], Clie
         return Choice(together)
     if short := _short_of_memory(workers):
         return Choice(together, short)
-    each = _side_by_side(side_of(replace(config, run=apart)), workers)
+    each = _side_by_side(side_of(replace(config, run=separate)), workers)
     # A round is as long as its fullest worker.
-    round_here, round_apart = asked * here, -(-asked // workers) * each
+    round_here, round_separate = sampled * here, -(-sampled // workers) * each
     measured = (
         f"one step takes {1000 * here:.0f} ms in one process with {torch.get_num_threads()} threads, "
-        f"{1000 * each:.0f} ms in each of {workers} processes with {apart.threads}"
+        f"{1000 * each:.0f} ms in each of {workers} processes with {separate.threads}"
     )
-    if round_apart < round_here:
-        return Choice(apart, f"{measured}: {workers} workers, {round_here / round_apart:.1f}x as fast")
+    if round_separate < round_here:
+        return Choice(separate, f"{measured}: {workers} workers, {round_here / round_separate:.1f}x as fast")
     return Choice(together, f"{measured}: one process is enough")
 
 
@@ -71,12 +71,12 @@ def _short_of_memory(workers: int) -> str:
     )
 
 
-def default_workers(device: torch.device, threads: int, asked: int) -> int:
+def default_workers(device: torch.device, threads: int, sampled: int) -> int:
     """One for each core (or each GPU), as far as a round has clients for them."""
     if device.type != "cpu":
-        return min(torch.cuda.device_count(), asked) if device.type == "cuda" else 1
+        return min(torch.cuda.device_count(), sampled) if device.type == "cuda" else 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cores // max(threads, 1), asked), 1)
+    return max(min(cores // max(threads, 1), sampled), 1)
 
 
 def seconds_per_step(client: Client, client_id: int, before: Callable[[], object] | None = None) -> float:
@@ -108,19 +108,20 @@ def _load_first(client: Client) -> None:
 def _side_by_side(side: ClientSide, workers: int) -> float:
     """Seconds a step when all workers train at the same time; infinite when they do not get that far."""
     context = worker_context()
-    barrier, found = context.Barrier(workers), context.Queue()
+    barrier, timings = context.Barrier(workers), context.Queue()
     processes = [
-        context.Process(target=_measure, args=(side, number, barrier, found), daemon=True) for number in range(workers)
+        context.Process(target=_measure, args=(side, number, barrier, timings), daemon=True)
+        for number in range(workers)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(2 * START_LIMIT)
         process.kill()
-    seconds = [found.get(timeout=5) for process in processes if process.exitcode == 0]
+    seconds = [timings.get(timeout=5) for process in processes if process.exitcode == 0]
     return max(seconds) if len(seconds) == workers else float("inf")
 
 
-def _measure(side: ClientSide, number: int, barrier: Barrier, found: "Queue[float]") -> None:
+def _measure(side: ClientSide, number: int, barrier: Barrier, timings: "Queue[float]") -> None:
     client, _ = side(number)
-    found.put(seconds_per_step(client, 0, lambda: barrier.wait(START_LIMIT)))
+    timings.put(seconds_per_step(client, 0, lambda: barrier.wait(START_LIMIT)))

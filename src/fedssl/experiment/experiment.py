@@ -9,6 +9,7 @@ import torch
 
 from fedssl.core.extras import need
 from fedssl.experiment.backends import Backend, OneMachine
+from fedssl.experiment.build.automatic import fitted
 from fedssl.experiment.build.networks import pinned
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.schema import Config
@@ -49,7 +50,7 @@ class Experiment:
         clients = len(config.flower.clients) or config.partition.settings["num_clients"] or "by the data"
         return (
             f"Experiment({config.method.name} with {config.update_rule.name} on {config.data.name}, "
-            f"clients: {clients}, rounds: {config.run.rounds})"
+            f"clients: {clients}, rounds: {'auto' if 'rounds' in config.automatic else config.run.rounds})"
         )
 
     def run(
@@ -77,6 +78,9 @@ class Experiment:
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
         with shown:
+            config, chosen = fitted(config, shown.progress)
+            if chosen:
+                shown.say(f"note: {chosen}")
             parts = self.backend.build(config, shown.progress)
             run_folder = RunFolder.create(path)
             with run_folder.locked():

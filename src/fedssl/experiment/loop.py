@@ -88,7 +88,7 @@ class Loop:
 
     def _resume(self, checkpoint: Checkpoint) -> ServerState:
         self.results, recorded = restored(self.folder, checkpoint, self.config.run.rounds, self.view.say)
-        self.started -= checkpoint.course["seconds"]  # in earlier processes
+        self.started -= checkpoint.run["seconds"]  # in earlier processes
         self._start(checkpoint.state.round_number, recorded)
         return checkpoint.state
 
@@ -110,8 +110,8 @@ class Loop:
         record["core_seconds"] = {"training": training, "evaluation": self.evaluator.taken()}
         with self.clock.part("state"):
             self.folder.append_round(record)
-            course = {**vars(self.results), "seconds": self._seconds(), "files": self.folder.seals(), **self.noise}
-            self.checkpoints.save(Checkpoint(state, course))
+            run = {**vars(self.results), "seconds": self._seconds(), "files": self.folder.seals(), **self.noise}
+            self.checkpoints.save(Checkpoint(state, run))
         for observer in self.observers:
             observer.round_finished(record, outcome)
 
@@ -120,12 +120,12 @@ class Loop:
         for failure in failures:
             named = failure.named(dict(enumerate(partition.names)).get(failure.client_id, ""))
             self.folder.append_failure({**vars(named), "time": now})
-            told = failure.told_of(partition.title(failure.client_id))
-            self.view.say(f"warning: round {failure.round_number}: {told}")
+            text = failure.described(partition.title(failure.client_id))
+            self.view.say(f"warning: round {failure.round_number}: {text}")
 
     def _close(self, status: str, state: ServerState) -> dict[str, Any]:
-        found = {**self.results.results, **self.totals.values(), "seconds": self._seconds()}
-        summary = summarise(self.config, self.parts, self.folder, status=status, state=state, found=found)
+        measured = {**self.results.results, **self.totals.values(), "seconds": self._seconds()}
+        summary = summarise(self.config, self.parts, self.folder, status=status, state=state, measured=measured)
         facts = encoder_facts(self.config, self.parts, self.evaluator.encoder, state.round_number)
         save_encoder(self.folder.encoder, encoder_weights(self.parts, state), facts)
         self.folder.write_summary(summary)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedssl.federation.privacy.accounting import in_words
+from fedssl.federation.privacy.accounting import privacy_text
 
 if TYPE_CHECKING:
     from fedssl.experiment.config.schema import Config
@@ -56,4 +56,4 @@ class Shown(Observer):
 
     def finish(self, summary: dict[str, Any]) -> None:
         if "privacy" in summary:
-            self.view.say(f"note: {in_words(summary['privacy'])}")
+            self.view.say(f"note: {privacy_text(summary['privacy'])}")

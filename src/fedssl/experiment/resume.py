@@ -57,29 +57,33 @@ def changes(old: Raw, new: Raw) -> list[Change]:
 
 
 def as_begun(folder: Path, config: Config) -> Config:
-    """An engine that is left to us stays the one with which the run was begun: another has other bits."""
+    """What is left to us stays as the run was begun: another engine has other bits, another number of images too."""
+    begun = load_config(str(check_config(folder)), allow_code=config.allow_code)
+    if config.automatic:
+        values = flatten(begun.as_raw())
+        config = config.with_chosen({path: values[path] for path in config.automatic})
     if config.run.engine != "auto":
         return config
-    begun = load_config(str(check_config(folder)), allow_code=config.allow_code).run
-    threads = config.run.threads or begun.threads
-    chosen = {"engine": begun.engine, "workers": begun.workers, "threads": threads}
+    threads = config.run.threads or begun.run.threads
+    chosen = {"engine": begun.run.engine, "workers": begun.run.workers, "threads": threads}
     return replace(config, run=config.run.model_copy(update=chosen))
 
 
 def changed_settings(folder: Path, config: Config, force: bool) -> list[Change]:
     """The harmless changes that `force` allows; anything else is refused with all differences."""
-    found = changes(load_config(str(check_config(folder)), allow_code=config.allow_code).as_raw(), config.as_raw())
-    listed = "; ".join(str(change) for change in found)
-    if any(not change.harmless for change in found):
+    begun = load_config(str(check_config(folder)), allow_code=config.allow_code)
+    differences = changes(begun.as_raw(), config.as_raw())
+    listed = "; ".join(str(change) for change in differences)
+    if any(not change.harmless for change in differences):
         raise FedsslError(
             f"{folder}: this run was begun with other settings: {listed}. "
             "Resume with the old ones, or start another run with --fresh"
         )
-    if found and not force:
+    if differences and not force:
         raise FedsslError(
             f"{folder}: this run was begun with other settings: {listed}. They may change: say so with --force"
         )
-    return found
+    return differences
 
 
 def changed_environment(folder: Path, environment: dict[str, Any]) -> list[Change]:
@@ -96,16 +100,16 @@ def last_checkpoint(
     harmed: dict[int, list[str]] = {}  # by the round of a checkpoint: what is wrong with states of clients
 
     def recorded(checkpoint: Checkpoint) -> None:
-        seals, path = checkpoint.course.get("files", {}), folder.path / "rounds.jsonl"
+        seals, path = checkpoint.run.get("files", {}), folder.path / "rounds.jsonl"
         if path.name in seals and (problem := problem_of(path, seals[path.name])):
             raise DamagedError(f"{path}: {problem}")
 
     def whole(checkpoint: Checkpoint) -> None:
         recorded(checkpoint)
-        found = damaged_states(store, checkpoint) if store else []  # else they lie at the clients, who check them
-        if found:
-            harmed[checkpoint.state.round_number] = found
-            raise DamagedError("; ".join(found))
+        problems = damaged_states(store, checkpoint) if store else []  # else they lie at the clients, who check them
+        if problems:
+            harmed[checkpoint.state.round_number] = problems
+            raise DamagedError("; ".join(problems))
 
     try:
         checkpoint, damaged = checkpoints.newest(whole)
@@ -130,42 +134,42 @@ def last_checkpoint(
 
 def damaged_states(store: ClientStore, checkpoint: Checkpoint) -> list[str]:
     """What is wrong with the states that a checkpoint names, client by client."""
-    found = []
+    problems = []
     for client_id, accepted in sorted(checkpoint.state.accepted_round.items()):
         try:
             store.check(client_id, accepted)
         except DamagedError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
 def mend(folder: RunFolder, write_again: Callable[[], None]) -> list[str]:
     """Makes again or puts aside what is not as the run wrote it, but for rounds and settings; says what was done."""
     broken = problems_in(folder.path, vouched(folder.path))
-    said = []
+    notes = []
     for name, problem in broken.items():
         path = folder.path / name
         if name in MADE_AGAIN:
-            said.append(f"{path}: {problem}; it is made again")
+            notes.append(f"{path}: {problem}; it is made again")
         elif name in PUT_ASIDE:
-            gone = f"moved to {move_aside(path)}, " if path.exists() else ""
-            said.append(f"{path}: {problem}; {gone}the run continues without it")
+            moved = f"moved to {move_aside(path)}, " if path.exists() else ""
+            notes.append(f"{path}: {problem}; {moved}the run continues without it")
     if any(name in MADE_AGAIN for name in broken):
         write_again()
-    return said
+    return notes
 
 
 def note_resumption(folder: RunFolder, config: Config, environment: Raw, changed: list[Change], done: int) -> list[str]:
     """Writes down that the run is resumed after round `done`, and where; returns what is not as it was, in words."""
     bits = changed_environment(folder.path, environment)
     lost = "since the run was begun: it resumes, but not bitwise as without the stop"
-    said = [f"warning: {change} {lost}" for change in bits]
+    notes = [f"warning: {change} {lost}" for change in bits]
     for change in changed:
-        said.append(f"note: {change}")
+        notes.append(f"note: {change}")
         if change.key == "rounds" and config.local_training.schedule == "cosine":
             rate = config.local_training.learning_rate
             rates = f"the next rate is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
-            said.append(f"note: the cosine now ends at round {change.new}: {rates}")
+            notes.append(f"note: the cosine now ends at round {change.new}: {rates}")
     about = {
         "after_round": done,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -174,24 +178,24 @@ def note_resumption(folder: RunFolder, config: Config, environment: Raw, changed
     }
     folder.add_resumption(about)
     folder.write_config(config.as_toml())
-    return said
+    return notes
 
 
 def restored(folder: RunFolder, checkpoint: Checkpoint, rounds: int, say: Say) -> tuple[Results, list[dict[str, Any]]]:
     """The results that a checkpoint carries and the records of its rounds; what came after them is taken back."""
-    course, done = checkpoint.course, checkpoint.state.round_number
-    found = Results(dict(course["results"]), course.get("correct", {}))  # runs of older versions kept none
-    seals = course.get("files", {})
+    run, done = checkpoint.run, checkpoint.state.round_number
+    results = Results(dict(run["results"]), run.get("correct", {}))  # runs of older versions kept none
+    seals = run.get("files", {})
     if "rounds.jsonl" in seals:  # for all else the summary vouches, if one was written since
         seals = vouched(folder.path) | {"rounds.jsonl": seals["rounds.jsonl"]}
     before = folder.reopen()
     if done == rounds and "evaluation" in before:  # what `fedssl evaluate` said of these very weights
-        found.results["evaluation"] = before["evaluation"]
+        results.results["evaluation"] = before["evaluation"]
     elif done == rounds and not before:
         known = (folder.path / "evaluation.jsonl").exists()
         lost = ", without the headline of evaluation.jsonl: evaluate again to have it there" if known else ""
         say(f"warning: {folder.path / SUMMARY}: missing or damaged; it is made again{lost}")
-    return found, folder.cut_back(done, seals)
+    return results, folder.cut_back(done, seals)
 
 
 def finished(folder: Path, rounds: int, say: Say) -> dict[str, Any] | None:

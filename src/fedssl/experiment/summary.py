@@ -22,7 +22,7 @@ from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.totals import mean
 from fedssl.experiment.records.verdict import MEASURES, verdict
 from fedssl.federation.client_sampling import sample_clients
-from fedssl.federation.privacy.accounting import cautions, in_words
+from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.budget import spent
 from fedssl.federation.rounds import Round, ServerState
 from fedssl.networks.backbones import feature_size
@@ -90,14 +90,14 @@ def round_record(config: Config, outcome: Round) -> dict[str, Any]:
 
 
 def summarise(
-    config: Config, parts: Parts, folder: RunFolder, *, status: str, state: ServerState, found: dict[str, Any]
+    config: Config, parts: Parts, folder: RunFolder, *, status: str, state: ServerState, measured: dict[str, Any]
 ) -> dict[str, Any]:
-    """The content of summary.json; `found`: what was measured, the totals over all rounds, the seconds."""
+    """The content of summary.json; `measured`: the accuracies, the totals over all rounds, the seconds."""
     private = spent(parts.client.privacy, parts.server, state.round_number)
     summary = {
         "status": status,
         "rounds": state.round_number,
-        **found,
+        **measured,
         **({"privacy": private} if private else {}),
         **({"profile": totals_of(folder.path)} if config.run.profile else {}),
         "weights_sha256": encoder_weights(parts, state).digest(),
@@ -165,7 +165,7 @@ def _notes(config: Config, parts: Parts) -> list[str]:
     """What a person should know before the first round."""
     promised = spent(parts.client.privacy, parts.server, config.run.rounds)
     warnings = [*parts.warnings, *(cautions(promised) if promised else [])]
-    remarks = [*parts.remarks, *([in_words(promised)] if promised else [])]
+    remarks = [*parts.remarks, *([privacy_text(promised)] if promised else [])]
     return [*(f"warning: {text}" for text in warnings), *(f"note: {text}" for text in remarks)]
 
 

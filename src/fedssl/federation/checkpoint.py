@@ -21,7 +21,7 @@ LEAST_KEPT = 2  # the newest may turn out damaged
 @dataclass(frozen=True)
 class Checkpoint:
     state: ServerState
-    course: dict[str, Any] = field(default_factory=dict)  # plain values that belong to the run, not to the federation
+    run: dict[str, Any] = field(default_factory=dict)  # plain values that belong to the run, not to the federation
 
 
 class CheckpointStore:
@@ -45,7 +45,7 @@ class CheckpointStore:
             "round": state.round_number,
             "accepted_round": state.accepted_round,
             "notes": state.notes,
-            "course": checkpoint.course,
+            "course": checkpoint.run,
         }
         seal(self.path(state.round_number), tensors, facts)
         for old in self.rounds()[: -self.keep]:

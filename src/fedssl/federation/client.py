@@ -62,8 +62,8 @@ class Client:
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
         encoder = "target" if self.upload == "target" and method.target_encoder is not None else "online"
-        apart = bool(self.privacy) or self.wire.dtype != "fp32"
-        self.sent = Sent(encoder if self.rule.shares else "", *self.private, apart=apart)
+        separate = bool(self.privacy) or self.wire.dtype != "fp32"
+        self.sent = Sent(encoder if self.rule.shares else "", *self.private, separate=separate)
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
@@ -91,9 +91,9 @@ class Client:
 
     def state_bytes(self) -> int:
         """What a client keeps on disk of a round."""
-        weights, apart = self.first_weights, self.upload_bytes() if self.sent.apart else 0
+        weights, separate = self.first_weights, self.upload_bytes() if self.sent.separate else 0
         parts = (weights.online, weights.predictor, weights.target, Weights(self.first_memory))
-        return sum(part.num_bytes() for part in parts) + apart
+        return sum(part.num_bytes() for part in parts) + separate
 
     def train(
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
@@ -135,8 +135,8 @@ class Client:
         if state is None and task.accepted_round is not None:
             scalars["started_over"] = 1.0
         if key:
-            told = {name: scalars[name] for name in self.needed_numbers()}
-            return new_state, self._result(task, weights, 1, told, key)
+            reported = {name: scalars[name] for name in self.needed_numbers()}
+            return new_state, self._result(task, weights, 1, reported, key)
         return new_state, self._result(task, weights, len(images), scalars)
 
     def _noise_key(self, state: ClientState | None, client_id: int) -> bytes:
@@ -223,7 +223,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
             state = last_state(client, store, task)
         state, result = client.train(state, task, watch)
         with clock.part("state"):
-            kept = store.save(task, settings, state, result, client.sent.apart)
+            kept = store.save(task, settings, state, result, client.sent.separate)
     return store.result(kept, client.sent, clock.taken())
 
 

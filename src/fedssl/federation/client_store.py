@@ -24,7 +24,7 @@ class Sent:
     encoder: str  # "online" or "target"; "": nothing is shared
     private_encoder: frozenset[str] = frozenset()
     private_predictor: frozenset[str] = frozenset()
-    apart: bool = False  # the upload is not those weights as they are: it is kept beside the state
+    separate: bool = False  # the upload is not those weights as they are: it is kept beside the state
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StoredUpload:
 
     def read(self) -> GlobalWeights:
         sealed = Sealed(self.folder, {})  # checked when it was written or found, moments ago
-        if self.sent.apart:
+        if self.sent.separate:
             return GlobalWeights.from_named(sealed.tensors(UPLOAD))
         return GlobalWeights(
             sealed.weights(self.sent.encoder).without(self.sent.private_encoder),
@@ -94,26 +94,26 @@ class ClientStore:
         return sealed if sealed and sealed.facts["task"] == _key(task, settings) else None
 
     def save(
-        self, task: TrainTask, settings: str, state: ClientState, result: TrainResult, apart: bool = False
+        self, task: TrainTask, settings: str, state: ClientState, result: TrainResult, separate: bool = False
     ) -> Sealed:
         """Seals this round's generation, then removes those that no checkpoint can ask for any more.
 
-        `apart`: with the upload, where it is not just a part of the state.
+        `separate`: with the upload, where it is not just a part of the state.
         """
         tensors = {f"memory/{name}": tensor for name, tensor in state.memory.items()}
         tensors |= {f"payload/{name}": tensor for name, tensor in result.payload.items()}
         for part in PARTS:
             tensors |= named_tensors(part, getattr(state.weights, part))
-        if apart:
+        if separate:
             tensors |= {UPLOAD + name: tensor for name, tensor in result.weights.named().items()}
-        told = {"num_examples": result.num_examples, "scalars": result.scalars, "bytes": result.upload.num_bytes()}
+        reply = {"num_examples": result.num_examples, "scalars": result.scalars, "bytes": result.upload.num_bytes()}
         facts = {
             "client": task.client_id,
             "data": self.data_of(task.client_id) if self.data_of else None,
             "round": state.last_round,
             "task": _key(task, settings),
             "scalars": state.scalars,
-            "result": told,
+            "result": reply,
         }
         sealed = seal(self.path(task.client_id, task.round_number), tensors, facts)
         self._prune(task)
@@ -121,13 +121,13 @@ class ClientStore:
 
     def result(self, sealed: Sealed, sent: Sent, profile: Scalars | None = None) -> TrainResult:
         """The reply that a generation stands for; its weights stay on disk until somebody reads them."""
-        facts, told = sealed.facts, sealed.facts["result"]
+        facts, reply = sealed.facts, sealed.facts["result"]
         return TrainResult(
             client_id=facts["client"],
             round_number=facts["round"],
-            upload=StoredUpload(sealed.folder, sent, told["bytes"]) if sent.encoder else GlobalWeights.EMPTY,
-            num_examples=told["num_examples"],
-            scalars=told["scalars"],
+            upload=StoredUpload(sealed.folder, sent, reply["bytes"]) if sent.encoder else GlobalWeights.EMPTY,
+            num_examples=reply["num_examples"],
+            scalars=reply["scalars"],
             payload=sealed.tensors("payload/"),
             profile=profile or {},
         )

@@ -145,14 +145,14 @@ class Failure:
     trace: str = ""
 
     def __str__(self) -> str:
-        return self.told_of(f"client {self.client_id}")
+        return self.described(f"client {self.client_id}")
 
     def named(self, name: str) -> Self:
         """With its client's name, where it has one and nobody has said it yet."""
-        said = not name or self.detail.startswith(f"{name}: ")
-        return self if said else replace(self, detail=f"{name}: {self.detail}".removesuffix(": "))
+        known = not name or self.detail.startswith(f"{name}: ")
+        return self if known else replace(self, detail=f"{name}: {self.detail}".removesuffix(": "))
 
-    def told_of(self, client: str) -> str:
+    def described(self, client: str) -> str:
         """In words, with the client's title."""
         return f"{client}: {self.code}" + (f" ({self.detail})" if self.detail else "")
 

@@ -9,7 +9,7 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import non_finite
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire
@@ -56,8 +56,8 @@ class Server:
     payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
     needed: tuple[str, ...] = ()  # the numbers that every reply tells
 
-    def quorum(self, asked: int) -> int:
-        return min(self.min_clients, asked) if self.min_clients is not None else -(-asked // 2)
+    def quorum(self, sampled: int) -> int:
+        return min(self.min_clients, sampled) if self.min_clients is not None else -(-sampled // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,9 @@ def gather(
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
     for _ in range(server.retries + 1):
-        asked = [task for client_id, task in tasks.items() if client_id not in delivered]
-        silent = {task.client_id for task in asked}
-        for reply in engine.run_tasks(asked):
+        missing = [task for client_id, task in tasks.items() if client_id not in delivered]
+        silent = {task.client_id for task in missing}
+        for reply in engine.run_tasks(missing):
             reply = inspect(reply, tasks, like, payload_problem, server.needed)
             silent.discard(reply.client_id)
             if isinstance(reply, Failure):

@@ -41,9 +41,9 @@ def inspect(
     client_id, round_number = reply.client_id, reply.round_number
     if client_id not in tasks:
         return Failure(client_id, round_number, "not-asked", f"round {round_number}")
-    asked = tasks[client_id].round_number
-    if round_number != asked:
-        return Failure(client_id, asked, "wrong-round", f"a reply to round {round_number} came in round {asked}")
+    expected = tasks[client_id].round_number
+    if round_number != expected:
+        return Failure(client_id, expected, "wrong-round", f"a reply to round {round_number} came in round {expected}")
     if isinstance(reply, Failure):
         return reply
     try:
@@ -55,16 +55,16 @@ def inspect(
     return Failure(client_id, round_number, "rejected", printable(problem)) if problem else reply
 
 
-def numbers(told: object) -> Scalars:
+def numbers(reported: object) -> Scalars:
     """A table of numbers by name as another machine told it; FedsslError when it is anything else."""
-    if not isinstance(told, dict) or len(told) > MOST_NUMBERS:
-        raise FedsslError(f"{reprlib.repr(told)} is no table of up to {MOST_NUMBERS} numbers")
-    for name, value in told.items():
+    if not isinstance(reported, dict) or len(reported) > MOST_NUMBERS:
+        raise FedsslError(f"{reprlib.repr(reported)} is no table of up to {MOST_NUMBERS} numbers")
+    for name, value in reported.items():
         if not (isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) <= MOST_NAME):
             raise FedsslError(f"{reprlib.repr(name)} is no name of a number")
         if not (_whole(value) or isinstance(value, float)) or not abs(value) <= MOST_NUMBER:
             raise FedsslError(f"{name} is {reprlib.repr(value)}, not a number up to {MOST_NUMBER:g}")
-    return told
+    return reported
 
 
 def _whole(value: Any) -> bool:
@@ -75,10 +75,10 @@ def _problem(
     reply: TrainResult, like: GlobalWeights, payload_problem: Callable[[Payload], str], needed: Collection[str]
 ) -> str:
     problem = _examples(reply.num_examples) or _scalars(reply, needed) or _weights(reply.weights, like)
-    if not problem and (found := [*non_finite(Weights(reply.payload))]):
-        return f"payload {found[0]}: NaN or infinite"
-    if not problem and (found_by_method := payload_problem(reply.payload)):
-        return f"payload {found_by_method}"
+    if not problem and (broken := [*non_finite(Weights(reply.payload))]):
+        return f"payload {broken[0]}: NaN or infinite"
+    if not problem and (wrong := payload_problem(reply.payload)):
+        return f"payload {wrong}"
     return problem
 
 
@@ -88,11 +88,11 @@ def _examples(count: object) -> str:
 
 
 def _scalars(result: TrainResult, needed: Collection[str]) -> str:
-    told, profile = numbers(result.scalars), numbers(result.profile)
+    reported, profile = numbers(result.scalars), numbers(result.profile)
     for name in needed:
-        if name not in told:
+        if name not in reported:
             return f"{name} is missing"
-    counted = {name: told[name] for name in COUNTED if name in told} | profile
+    counted = {name: reported[name] for name in COUNTED if name in reported} | profile
     wrong = [name for name, value in counted.items() if not 0 <= value <= MOST_COUNT]
     return f"{wrong[0]} is {reprlib.repr(counted[wrong[0]])}, not from 0 to {MOST_COUNT}" if wrong else ""
 

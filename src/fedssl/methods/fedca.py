@@ -68,12 +68,12 @@ class FedCA(SiameseMethod):
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         view_1, view_2 = views  # B x C x H x W
-        apart = self._apart(view_1)
+        misaligned = self._misalignment(view_1)
         z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)  # B x d
         self._remember(view_1)
-        return nt_xent(z1, z2, self.temperature, self.dictionary.to(z1.device)) + self.align_weight * apart
+        return nt_xent(z1, z2, self.temperature, self.dictionary.to(z1.device)) + self.align_weight * misaligned
 
-    def _apart(self, like: Tensor) -> Tensor:
+    def _misalignment(self, like: Tensor) -> Tensor:
         """How far the encoder is from the base encoder on public images, as many as a batch has, drawn at random."""
         if self.public is None or not len(self.aligned):
             return torch.zeros((), device=like.device)

@@ -43,10 +43,10 @@ def find_weight_file(place: str | Path) -> Path:
     """The file itself, or that of a run folder or an export; a file of another kind is refused with the remedy."""
     path = Path(place)
     if path.is_dir():
-        found = [path / name for name in FILES if (path / name).is_file()]
-        if not found:
+        matches = [path / name for name in FILES if (path / name).is_file()]
+        if not matches:
             raise FedsslError(f"{path}: there is no encoder: none of {', '.join(FILES)}")
-        return found[0]
+        return matches[0]
     if not path.exists():
         raise FedsslError(f"{path}: there is no encoder: give a .safetensors file, a run folder or an export")
     if path.suffix in PROGRAMS:

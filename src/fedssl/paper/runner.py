@@ -34,7 +34,7 @@ class Outcome:
         return len(self.finished) + len(self.failed)
 
 
-def carry_out(plan: Plan, jobs: int, view: View, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
+def run_plan(plan: Plan, jobs: int, view: View, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
     """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
     waiting, outcome, stop = plan.unfinished(), Outcome(), threading.Event()
     active: dict[Future[str | None], tuple[PlannedRun, int]] = {}  # and its slot, which says its GPU
@@ -83,8 +83,8 @@ def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:
         commands.append([*fedssl, "run", str(run.folder / "config.toml"), "--out", folder])
     missing = run.missing_protocols(epochs) if run.trained() else run.protocols
     if missing:
-        asked = ",".join(f"{name}={count}" for name, count in epochs.items())
-        options = ["--protocol", ",".join(missing), "--batchnorm", "running", "--epochs", asked, "--no-cache"]
+        given = ",".join(f"{name}={count}" for name, count in epochs.items())
+        options = ["--protocol", ",".join(missing), "--batchnorm", "running", "--epochs", given, "--no-cache"]
         commands.append([*fedssl, "evaluate", folder, *options, "--device", run.config.run.device])
     return commands
 

@@ -36,7 +36,7 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
     columns: list[tuple[str, Callable[[RunRecord], str]]] = [
         ("status", lambda r: r.status),
         ("rounds", lambda r: str(r.summary.get("rounds", len(r.trained)))),
-        ("verdict", lambda r: found.word if (found := verdict(r)) else NOT_SET),
+        ("verdict", lambda r: judged.word if (judged := verdict(r)) else NOT_SET),
         *_accuracies("knn", "kNN"),
         *_accuracies("linear", "linear probe"),
         ("mean mu", lambda r: number(r.summary.get("mean_mu"))),
@@ -68,16 +68,16 @@ def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:
-    found = [{evaluation_label(entry): _evaluation_text(entry) for entry in record.evaluation} for record in records]
-    labels = dict.fromkeys(label for one in found for label in one)
-    return [Row(label, tuple(one.get(label, NOT_SET) for one in found)) for label in labels]
+    by_label = [{evaluation_label(entry): _evaluation_text(entry) for entry in record.evaluation} for record in records]
+    labels = dict.fromkeys(label for one in by_label for label in one)
+    return [Row(label, tuple(one.get(label, NOT_SET) for one in by_label)) for label in labels]
 
 
 def evaluation_label(entry: Table) -> str:
     """What was evaluated, in words: an entry of the headline that `fedssl evaluate` put into summary.json."""
-    whose = "" if entry["test_images"] == "all" else ", own classes"
+    scope = "" if entry["test_images"] == "all" else ", own classes"
     return (
-        f"{entry['protocol']} ({entry['variant']}) on {entry['data']}, {entry['encoder']}{whose}, "
+        f"{entry['protocol']} ({entry['variant']}) on {entry['data']}, {entry['encoder']}{scope}, "
         f"BatchNorm {entry['batchnorm']}"
     )
 

@@ -49,16 +49,16 @@ def inspect_data(path: str, overrides: Mapping[str, Any] | None = None, progress
     return Inspection(config, dataset, partition, "")
 
 
-def describe(found: Inspection) -> Iterator[str]:
+def describe(inspection: Inspection) -> Iterator[str]:
     """The findings, a line each."""
-    dataset, sizes = found.dataset, found.partition.sizes()
+    dataset, sizes = inspection.dataset, inspection.partition.sizes()
     yield f"{dataset.source}, brought to {_shape(dataset.train)}"
     yield from _originals(dataset)
     yield f"{len(sizes)} clients, {min(sizes):,} to {max(sizes):,} images each{_classes(dataset.train)}"
-    for title, size in list(zip(found.titles, sizes, strict=True))[:LISTED]:
+    for title, size in list(zip(inspection.titles, sizes, strict=True))[:LISTED]:
         yield f"  {title}: {size:,} images"
     yield from _and_more(len(sizes))
-    for name in left_out(dataset, found.partition):
+    for name in left_out(dataset, inspection.partition):
         yield f"left out: {name}, which has 1 image"
     if dataset.labelled is None:
         yield "evaluation: none, for there are no labelled test images (data.eval_test, data.test_fraction)"
@@ -71,33 +71,33 @@ def describe(found: Inspection) -> Iterator[str]:
     for one in dataset.refused[:LISTED]:
         yield f"  {shortened(one.file)}: {one.reason}"
     yield from _and_more(len(dataset.refused))
-    yield from _duplicates(found)
+    yield from _duplicates(inspection)
 
 
-def write_pictures(found: Inspection, folder: Path) -> list[Path]:
+def write_pictures(inspection: Inspection, folder: Path) -> list[Path]:
     """holdings.png, client x class, and views.png, two augmented views of a few images of each client."""
     folder.mkdir(parents=True, exist_ok=True)
-    train, partition, augmentation = found.dataset.train, found.partition, found.config.augmentation
+    train, partition, augmentation = inspection.dataset.train, inspection.partition, inspection.config.augmentation
     counts = np.array(partition.sizes()).reshape(-1, 1)
     names = ["images"]
     if train.labels is not None:
         counts, names = partition.class_counts(train.labels.numpy(), train.num_classes), list(train.class_names)
-    holdings_picture(folder / "holdings.png", counts, found.titles, names)
+    holdings_picture(folder / "holdings.png", counts, inspection.titles, names)
     recipe = augmentation.build()
-    shown = client_views(train.pixels, partition, recipe, found.config.run.seed)
+    shown = client_views(train.pixels, partition, recipe, inspection.config.run.seed)
     titles = [partition.title(one.client) for one in shown]
     views_picture(folder / "views.png", shown, titles, len(partition.clients))
     return [folder / "holdings.png", folder / "views.png"]
 
 
-def duplicates(found: Inspection) -> tuple[list[list[str]], list[list[str]]]:
+def duplicates(inspection: Inspection) -> tuple[list[list[str]], list[list[str]]]:
     """Names of images with the same bytes: (at two or more clients, in training and test images)."""
-    holder = {int(number): client for client, held in enumerate(found.partition.clients) for number in held}
+    holder = {int(number): client for client, held in enumerate(inspection.partition.clients) for number in held}
     same: dict[str, list[int]] = {}
-    for number, original in enumerate(found.dataset.originals):
+    for number, original in enumerate(inspection.dataset.originals):
         if number in holder:
             same.setdefault(original.sha256, []).append(number)
-    titles, originals = found.titles, found.dataset.originals
+    titles, originals = inspection.titles, inspection.dataset.originals
     name = {number: f"{originals[number].name} at {titles[client]}" for number, client in holder.items()}
     across = [
         [name[number] for number in numbers]
@@ -105,14 +105,14 @@ def duplicates(found: Inspection) -> tuple[list[list[str]], list[list[str]]]:
         if len({holder[number] for number in numbers}) > 1
     ]
     tested: dict[str, list[str]] = {}
-    for original in found.dataset.test_originals:
+    for original in inspection.dataset.test_originals:
         tested.setdefault(original.sha256, []).append(f"{original.name} of the test images")
     leaked = [[name[number] for number in same[digest]] + tested[digest] for digest in tested if digest in same]
     return across, leaked
 
 
-def _duplicates(found: Inspection) -> Iterator[str]:
-    across, leaked = duplicates(found)
+def _duplicates(inspection: Inspection) -> Iterator[str]:
+    across, leaked = duplicates(inspection)
     for groups, what in ((across, "images are at two clients or more"), (leaked, "test images are trained on too")):
         yield f"duplicates: {len(groups):,} {what}"
         for names in groups[:LISTED]:

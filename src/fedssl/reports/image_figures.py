@@ -90,19 +90,19 @@ def views(
 
 
 def neighbours(
-    prefix: str, queries: Array, query_names: Sequence[str], found: Array, found_names: Sequence[Sequence[str]]
+    prefix: str, queries: Array, query_names: Sequence[str], matches: Array, match_names: Sequence[Sequence[str]]
 ) -> Figure:
-    """queries: M test images; found: M x n training images, the most similar first."""
+    """queries: M test images; matches: M x n training images, the most similar first."""
     strips = []
-    for query, name, images, classes in zip(queries, query_names, found, found_names, strict=True):
+    for query, name, images, classes in zip(queries, query_names, matches, match_names, strict=True):
         thumbs = [Thumb(png_uri(query), f"test image, {name}", name, "query")]
         for pixels, its in zip(images, classes, strict=True):
             mark = "same" if its == name else "other"
-            said = "same class" if its == name else "another class"
-            thumbs.append(Thumb(png_uri(pixels), f"neighbour, {its}, {said}", its, mark))
+            relation = "same class" if its == name else "another class"
+            thumbs.append(Thumb(png_uri(pixels), f"neighbour, {its}, {relation}", its, mark))
         strips.append(Strip("", tuple(thumbs)))
-    same = sum(its == name for name, row in zip(query_names, found_names, strict=True) for its in row)
-    total = sum(map(len, found_names))
+    same = sum(its == name for name, row in zip(query_names, match_names, strict=True) for its in row)
+    total = sum(map(len, match_names))
     caption = (
         "Left, a test image; right, the training images whose features are most similar. Solid frame: same class; "
         f"dashed: another. {same} of these {total} are of the same class."
@@ -110,8 +110,8 @@ def neighbours(
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
 
 
-def lookalikes(prefix: str, queries: Array, found: Array) -> Figure:
-    """queries: M training images; found: M x n others, the most similar first. Nobody knows their classes."""
+def lookalikes(prefix: str, queries: Array, matches: Array) -> Figure:
+    """queries: M training images; matches: M x n others, the most similar first. Nobody knows their classes."""
     strips = [
         Strip(
             "",
@@ -120,7 +120,7 @@ def lookalikes(prefix: str, queries: Array, found: Array) -> Figure:
                 *(Thumb(png_uri(pixels), f"{place}. neighbour", f"{place}.") for place, pixels in enumerate(images, 1)),
             ),
         )
-        for query, images in zip(queries, found, strict=True)
+        for query, images in zip(queries, matches, strict=True)
     ]
     caption = "Left, a training image; right, the others whose features are most similar. There are no labels."
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))

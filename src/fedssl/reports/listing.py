@@ -33,8 +33,8 @@ def list_runs(folder: str | Path) -> list[Listed]:
         raise FedsslError(f"{folder}: there is no such folder: name one that has run folders in it")
     if (folder / "config.toml").is_file():
         return [_listed(folder)]
-    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return [_listed(path) for path in sorted(found, key=lambda path: (_written(path), path.name))]
+    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [_listed(path) for path in sorted(folders, key=lambda path: (_written(path), path.name))]
 
 
 def _listed(path: Path) -> Listed:
@@ -46,14 +46,14 @@ def _listed(path: Path) -> Listed:
     except FedsslError as error:
         reason = str(error).replace(f"{path}: ", "").replace(f"{path}/", "")
         return Listed(name, "", "", f"broken: {reason}", "", "", "", "", age)
-    asked, found = record.config.get("rounds", "?"), verdict(record)
+    planned, judged = record.config.get("rounds", "?"), verdict(record)
     done = record.summary.get("rounds", len(record.trained))
     return Listed(
         name,
         record.title,
-        f"{done}/{asked}",
+        f"{done}/{planned}",
         record.status,
-        found.word if found else NOT_SET,
+        judged.word if judged else NOT_SET,
         _gained(record, "knn"),
         _gained(record, "linear"),
         duration(record.summary.get("seconds")),

@@ -67,7 +67,7 @@ class Tile:
     label: str
     value: str
     note: str = ""
-    words: bool = False
+    is_text: bool = False
 
 
 Rows = Sequence[Sequence[str]]

@@ -10,10 +10,10 @@ from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.privacy.accounting import cautions, in_words
+from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.mechanism import PRIVACY, no_privacy
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.methods import METHODS
 from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile
@@ -25,7 +25,7 @@ DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synt
 def headline(record: RunRecord) -> str:
     """`BYOL with FedEMA on CIFAR-10`, as far as the names are known."""
     config = record.config
-    words = {
+    methods = {
         "byol": "BYOL",
         "simclr": "SimCLR",
         "simsiam": "SimSiam",
@@ -40,7 +40,7 @@ def headline(record: RunRecord) -> str:
     }
     rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
     method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))
-    return f"{words.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
+    return f"{methods.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
 
 
 def story(record: RunRecord, num_classes: int | None) -> list[str]:
@@ -80,8 +80,8 @@ def shares(config: Table) -> bool:
 def _how(record: RunRecord) -> str:
     config, training = record.config, record.config.get("local_training", {})
     epochs, drawn = training.get("epochs", "?"), config.get("client_sampling", {}).get("clients_per_round")
-    done, asked = record.summary.get("rounds", len(record.trained)), config.get("rounds", "?")
-    rounds = f"{done} rounds" if done == asked else f"{done} of {asked} rounds"
+    done, planned = record.summary.get("rounds", len(record.trained)), config.get("rounds", "?")
+    rounds = f"{done} rounds" if done == planned else f"{done} of {planned} rounds"
     who, own = (f"{drawn} clients drawn at random", "their") if drawn else ("every client", "its")
     passes = f"once through {own} own images" if epochs == 1 else f"{epochs} times through {own} own images"
     trained = f"In {rounds}, {who} trained {passes} ({_phrase('method', config['method'])})."
@@ -118,11 +118,13 @@ def _outcome(record: RunRecord, num_classes: int | None) -> str:
 
 
 def _phrase(kind: str, settings: Table) -> str:
-    words = tomllib.loads((resources.files("fedssl.reports") / "templates" / "prose.toml").read_text(encoding="utf-8"))
+    phrases = tomllib.loads(
+        (resources.files("fedssl.reports") / "templates" / "prose.toml").read_text(encoding="utf-8")
+    )
     name = str(settings.get("name", "?"))
-    if name in words[kind]:
+    if name in phrases[kind]:
         try:
-            return str(words[kind][name]).format(**settings)
+            return str(phrases[kind][name]).format(**settings)
         except (KeyError, IndexError):
             return name
     registries: dict[str, Mapping[str, Any]] = {"method": METHODS, "rule": UPDATE_RULES, "aggregation": AGGREGATORS}
@@ -132,68 +134,68 @@ def _phrase(kind: str, settings: Table) -> str:
 
 def tiles(record: RunRecord) -> list[Tile]:
     """The headline numbers; what was not measured is left out."""
-    summary, found = record.summary, []
+    summary, made = record.summary, []
     if judged := verdict(record):
         tried = "".join(f" To try: {text}." for text in advice(record))
-        found.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", words=True))
+        made.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", is_text=True))
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:
             note = "; ".join(filter(None, (mode(gain.trained), against_start(gain, record))))
-            found.append(Tile(label, accuracy(gain.trained), note))
+            made.append(Tile(label, accuracy(gain.trained), note))
         elif first is not None:
-            found.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))
+            made.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))
     if summary.get("mean_mu") is not None:
         share = summary.get("ema_share")
         often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")
         note = f"share of its own weights that a client kept{often}"
-        found.append(Tile("Mean mu", number(summary["mean_mu"]), note))
+        made.append(Tile("Mean mu", number(summary["mean_mu"]), note))
     if about := summary.get("privacy"):
         value = "infinite" if about["epsilon"] is None else number(about["epsilon"])
         unit = f"client-level differential privacy, delta {about['delta']:g}, {about['placement']} noise"
-        found.append(Tile("Epsilon", value, unit))
-    done, asked = summary.get("rounds", len(record.trained)), record.config.get("rounds")
-    found.append(
-        Tile("Rounds", str(done), record.status if done == asked else f"{record.status}; {asked} were planned")
+        made.append(Tile("Epsilon", value, unit))
+    done, planned = summary.get("rounds", len(record.trained)), record.config.get("rounds")
+    made.append(
+        Tile("Rounds", str(done), record.status if done == planned else f"{record.status}; {planned} were planned")
     )
     if summary.get("seconds") is not None:
-        found.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
+        made.append(Tile("Time", duration(summary["seconds"]), "training and evaluation"))
     if summary.get("bytes_up") is not None:
         up, down = size_text(summary["bytes_up"]), size_text(summary.get("bytes_down", 0))
-        found.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
-    return found
+        made.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
+    return made
 
 
 def warnings(record: RunRecord) -> list[str]:
     """What a reader should know before trusting the numbers."""
-    found = []
+    texts = []
     if record.status != "finished":
-        found.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
+        texts.append(f"The run was {record.status}: the numbers are those of the rounds that were finished.")
     init = record.summary.get("init")
     if init:
         skipped = f", without {', '.join(init['skip'])}" if init["skip"] else ""
-        found.append(
+        texts.append(
             f"The run did not start at random but from weights in a file (SHA-256 {init['sha256'][:12]}…{skipped}): "
             "what is said of the untrained or random encoder is said of those."
         )
     if not record.environment:
-        found.append("environment.json is missing: it is not known where the run was made.")
+        texts.append("environment.json is missing: it is not known where the run was made.")
     if (leaves := leaving(record.config)) and record.config["method"].get("name") in METHODS:
-        found.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
+        texts.append(f"FEATURES LEFT THE CLIENTS: every client also sent {leaves}.")
     if about := record.summary.get("privacy"):
-        found += [_sentence(text) for text in (in_words(about), *cautions(about))]
+        texts += [_sentence(text) for text in (privacy_text(about), *cautions(about))]
     unused = record.summary.get("data", {}).get("unused")
     if unused:
-        found.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
+        texts.append(f"{unused:,} training images belonged to no client (they could not be shared out evenly).")
     refused = record.summary.get("data", {}).get("refused")
     if refused:
-        found.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
-    found += _failures(record) + _resumptions(record)
+        texts.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
+    texts += _failures(record) + _resumptions(record)
     watch = RunWarnings(record.client)
     for one in record.trained:
         complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
-        found += [_sentence(text) for text in watch.check(complete)]
-    return found
+        texts += [_sentence(text) for text in watch.check(complete)]
+    return texts
 
 
 def _failures(record: RunRecord) -> list[str]:
@@ -213,12 +215,12 @@ def _failures(record: RunRecord) -> list[str]:
 
 def _resumptions(record: RunRecord) -> list[str]:
     """Where the run was stopped and resumed, if that may have changed its bits or its settings."""
-    found = []
+    texts = []
     for one in record.environment.get("resumed", []):
         changed = "; ".join(f"{key} {old} → {new}" for key, (old, new) in one["changed"].items())
         if changed:
-            found.append(f"The run was resumed after round {one['after_round']} with changes: {changed}.")
-    return found
+            texts.append(f"The run was resumed after round {one['after_round']} with changes: {changed}.")
+    return texts
 
 
 def _sentence(text: str) -> str:

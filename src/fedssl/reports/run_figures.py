@@ -53,22 +53,22 @@ def loss(record: RunRecord, prefix: str) -> Figure:
 def divergence(record: RunRecord, prefix: str) -> Figure:
     series = _per_client(record, "divergence", "no divergence was recorded (one round, or nothing is shared)")
     alt = f"divergence of each client over rounds, {_range(series)}"
-    caption = f"For each client, {_divergence_in_words(record)}."
+    caption = f"For each client, {_divergence_text(record)}."
     drawing = curves(f"{prefix}-divergence-plot", alt, series, "divergence (norm of weights)")
     return Figure.of(f"{prefix}-divergence", "Divergence of each client", caption, drawing)
 
 
-def _divergence_in_words(record: RunRecord) -> str:
+def _divergence_text(record: RunRecord) -> str:
     """Which two encoders are compared, and how; a rule that measures none is recorded with the distance to W_g."""
     rule = record.config["update_rule"]
-    moved, apart = "how far its own last training moved its encoder", "how far its encoder is from the global one"
+    moved, drifted = "how far its own last training moved its encoder", "how far its encoder is from the global one"
     norms = {
         "mean-conv": "mean over convolutions",
         "mean-matrix": "mean over weight matrices",
         "l2": "Euclidean norm of the weights' difference",
     }
     norm = str(rule.get("norm", "l2"))
-    return f"{moved if rule.get('between') == 'before-after' else apart} ({norms.get(norm, norm)})"
+    return f"{moved if rule.get('between') == 'before-after' else drifted} ({norms.get(norm, norm)})"
 
 
 def mu(record: RunRecord, prefix: str) -> Figure:
@@ -129,11 +129,11 @@ def profile(record: RunRecord, prefix: str) -> Figure:
     stacks = {text: [max(float(one["parts"][name]), 0.0) for one in rounds] for name, text in names.items()}
     wall = sum(float(one["wall"]) for one in rounds)
     shares = {text: 100 * sum(values) / wall for text, values in stacks.items()}
-    told = ", ".join(f"{text} {share:.1f} %" for text, share in sorted(shares.items(), key=lambda item: -item[1]))
+    listed = ", ".join(f"{text} {share:.1f} %" for text, share in sorted(shares.items(), key=lambda item: -item[1]))
     workers = max(int(one["workers"]) for one in rounds)
     side_by_side = f" {workers} workers side by side: their time counts 1/{workers}." if workers > 1 else ""
-    caption = f"Of {wall:.1f} s in all: {told}. Round 0 is the evaluation before training.{side_by_side}"
-    drawing = bars(f"{prefix}-profile-plot", told, [one["round"] for one in rounds], stacks, "seconds per round")
+    caption = f"Of {wall:.1f} s in all: {listed}. Round 0 is the evaluation before training.{side_by_side}"
+    drawing = bars(f"{prefix}-profile-plot", listed, [one["round"] for one in rounds], stacks, "seconds per round")
     return Figure.of(f"{prefix}-profile", "Where the time went", caption, drawing)
 
 
@@ -193,10 +193,10 @@ def comparison(records: Sequence[RunRecord]) -> Section:
             drawing = curves(f"compared-{name}-plot", alt, series, label, zero=zero)
             missing = ", ".join(one.label for one in series if one not in known)
             caption = f"Not recorded by {missing}." if missing else COMPARED.get(name, "")
-            meanings = {one.name: _divergence_in_words(one) for one in records}
+            meanings = {one.name: _divergence_text(one) for one in records}
             if name == "divergence" and len(set(meanings.values())) > 1:
-                told = "; ".join(f"{run}: {meaning}" for run, meaning in meanings.items())
-                caption = f"Not the same measure, so compare shapes only. {told}."
+                listed = "; ".join(f"{run}: {meaning}" for run, meaning in meanings.items())
+                caption = f"Not the same measure, so compare shapes only. {listed}."
             figures.append(Figure.of(f"compared-{name}", title, caption, drawing))
     return Section("curves", "Curves on one axis", "", tuple(figures))
 
@@ -210,14 +210,14 @@ def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, 
 
 def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
     """A curve a client; when no client has such a value, an error that says why."""
-    found: dict[int, list[tuple[int, float]]] = {}
+    points: dict[int, list[tuple[int, float]]] = {}
     for one in record.trained:
         for client in one["clients"]:
             if client.get(name) is not None:
-                found.setdefault(client["client"], []).append((one["round"], client[name]))
-    if not found:
+                points.setdefault(client["client"], []).append((one["round"], client[name]))
+    if not points:
         raise FedsslError(otherwise)
-    return [Series(record.client(k), [x for x, _ in found[k]], [y for _, y in found[k]]) for k in sorted(found)]
+    return [Series(record.client(k), [x for x, _ in points[k]], [y for _, y in points[k]]) for k in sorted(points)]
 
 
 def _range(series: Sequence[Series]) -> str:

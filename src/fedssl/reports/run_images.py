@@ -113,7 +113,7 @@ class RunImages:
         votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": count}
         named = knn_predictions(self._train_features, _labels(self.train), self._test_features, **votes)  # type: ignore[arg-type]
         matrix = confusion_matrix(_labels(test), named, count)
-        about = f"{self._whose}, k = {evaluation.k}, {len(test):,} test and {len(self.train):,} training images"
+        about = f"{self._owner}, k = {evaluation.k}, {len(test):,} test and {len(self.train):,} training images"
         return image_figures.confusion(prefix, matrix.numpy(), _class_names(self.train), about)
 
     def neighbours(self, prefix: str) -> Figure:
@@ -122,15 +122,15 @@ class RunImages:
         if self.test is None:
             chosen = _spaced(len(bank), QUERIES)
             nearest = (bank[chosen] @ bank.T).topk(min(NEIGHBOURS + 1, len(bank)), dim=1).indices[:, 1:]  # 0: itself
-            queries, found = self.train.pixels[chosen], self.train.pixels[nearest]
-            return image_figures.lookalikes(prefix, queries.numpy(), found.numpy())
+            queries, matches = self.train.pixels[chosen], self.train.pixels[nearest]
+            return image_figures.lookalikes(prefix, queries.numpy(), matches.numpy())
         chosen = _class_firsts(_labels(self.test), QUERIES)
         queries = nn.functional.normalize(self._test_features[chosen], dim=1)
         nearest = (queries @ bank.T).topk(min(NEIGHBOURS, len(bank)), dim=1).indices
-        found = self.train.pixels[nearest]  # M x n x C x H x W
+        matches = self.train.pixels[nearest]  # M x n x C x H x W
         names = [self._names_of(_labels(self.train)[row]) for row in nearest]
         of_queries = self._names_of(_labels(self.test)[chosen])
-        return image_figures.neighbours(prefix, self.test.pixels[chosen].numpy(), of_queries, found.numpy(), names)
+        return image_figures.neighbours(prefix, self.test.pixels[chosen].numpy(), of_queries, matches.numpy(), names)
 
     # --- encoders and features
 
@@ -146,7 +146,7 @@ class RunImages:
         return self._module(encoder), f"trained, own encoder of {title} (nothing is shared)"
 
     @property
-    def _whose(self) -> str:
+    def _owner(self) -> str:
         return self._trained[1]
 
     def _module(self, encoder: Encoder) -> nn.Module:
@@ -177,10 +177,10 @@ class RunImages:
     @cached_property
     def _mapped(self) -> dict[str, Tensor]:
         """Features of the images on the maps, by encoder."""
-        trained, whose = self._test_features, self._whose
+        trained, owner = self._test_features, self._owner
         which = _spaced(len(self._test), MAPPED)
         random = compute_features(self._module(self.run.random_encoder()), self._test.pixels[which])
-        return {"random init": random, whose: trained[which]}
+        return {"random init": random, owner: trained[which]}
 
     @property
     def _mapped_classes(self) -> Tensor:

@@ -15,8 +15,7 @@ from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.reports import prose as words
-from fedssl.reports import run_figures
+from fedssl.reports import prose, run_figures
 from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evaluation_label, parted, results, settings
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_images import RunImages
@@ -97,10 +96,10 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
     return RunPage(
         id=prefix,
         name=record.name,
-        title=words.headline(record),
-        story=words.story(record, looked.num_classes),
-        tiles=words.tiles(record),
-        warnings=words.warnings(record),
+        title=prose.headline(record),
+        story=prose.story(record, looked.num_classes),
+        tiles=prose.tiles(record),
+        warnings=prose.warnings(record),
         sections=[section for section in sections if section.figures],
         evaluation=[_evaluation_row(line) for line in record.evaluation],
         settings=run_figures.settings_rows(record.config),

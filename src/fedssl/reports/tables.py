@@ -95,12 +95,12 @@ def print_summary(record: RunRecord) -> None:
 
 
 def _print_verdict(record: RunRecord, console: Console) -> None:
-    found = verdict(record)
-    if found is None:
+    judged = verdict(record)
+    if judged is None:
         console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
         return
     console.print("Each encoder in the BatchNorm mode that suits it better; *: re-estimated.", soft_wrap=True)
-    console.print(Text.assemble("Verdict: ", (found.word, "bold")))
+    console.print(Text.assemble("Verdict: ", (judged.word, "bold")))
     for text in advice(record):
         console.print(Text(f"  to try: {text}"), soft_wrap=True)
 

@@ -68,7 +68,7 @@ def own(tmp_path_factory):
 def exported(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exports") / "all"
     made = export_encoder(run, folder, ["safetensors", "onnx", "torch-export", "hub"])
-    assert made.whose == "global"
+    assert made.owner == "global"
     assert made.files == sorted(path.name for path in folder.iterdir())
     assert made.differences["onnx"] < 1e-4
     assert made.differences["torch-export"] < 1e-5

@@ -17,8 +17,9 @@ from fedssl.experiment.config.layers import (
 )
 from fedssl.experiment.config.messages import describe_settings
 from fedssl.experiment.config.resolve import resolve
+from fedssl.federation.model_aggregation.krum import Krum
+from fedssl.federation.model_aggregation.trimmed_mean import TrimmedMean
 from fedssl.federation.model_communication import FedEMA
-from fedssl.federation.robust_aggregation import Krum, TrimmedMean
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES
 

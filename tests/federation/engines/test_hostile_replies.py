@@ -18,7 +18,7 @@ from fedssl.federation.engines.flower.directory import ByKey
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.engines.flower.messages import buffer_of, facts_of, pack_reply, pack_tensors, record
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.reports.prose import story, tiles, warnings
 from tests.federation.engines.test_flower import as_array, nested
 from tests.helpers.faults import SETTINGS

@@ -9,9 +9,9 @@ import torch
 from fedssl.core.weights import Weights
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import WeightedAverage
+from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
 from fedssl.federation.model_communication import Replace
-from fedssl.federation.privacy.accounting import cautions, epsilon, in_words, most_participations
+from fedssl.federation.privacy.accounting import cautions, epsilon, most_participations, privacy_text
 from fedssl.federation.privacy.mechanism import KEY, ClientDP, PrivateAverage, add_noise, gaussian, run_key
 from tests.helpers.small import make_client, make_method, of, result, run, values
 
@@ -20,7 +20,7 @@ EXACT = {"noise_multiplier": 0.0, "noise_seed": "run"}
 
 def average(results, previous, asked=None, **settings):
     privacy = ClientDP(**{"clip_norm": 1.0, **EXACT, **settings})
-    return PrivateAverage(privacy=privacy, asked=asked or len(results), key=run_key(0))(results, previous)
+    return PrivateAverage(privacy=privacy, sampled=asked or len(results), key=run_key(0))(results, previous)
 
 
 def test_an_update_is_shortened_by_hand():
@@ -121,7 +121,7 @@ def test_the_same_update_in_another_round_has_other_noise_when_the_key_is_secret
             sent = privacy.protect(GlobalWeights(of(0.5), of(0.0)), previous, privacy.round_key(key, round_number))
         else:
             one = replace(result(0, (0.5,), (0.0,)), round_number=round_number)
-            sent = PrivateAverage(privacy=privacy, asked=1, key=key)([one], previous)
+            sent = PrivateAverage(privacy=privacy, sampled=1, key=key)([one], previous)
         found.append(values(sent.encoder))
     assert found[0] == found[1]
     assert (found[1] == found[2]) == (noise_seed == "run")
@@ -166,17 +166,17 @@ def test_rounds_in_which_a_client_was_not_asked_do_not_count():
 def test_what_is_said_of_epsilon():
     about = {"epsilon": 91.8, "delta": 1e-5, "rounds": 100, "releases": 100, "clip_norm": 1.0, "noise_multiplier": 1.0}
     about |= {"placement": "central", "noise_seed": "run"}
-    assert "after 100 rounds: epsilon 91.8 at delta 1e-05" in in_words(about)
+    assert "after 100 rounds: epsilon 91.8 at delta 1e-05" in privacy_text(about)
     assert len(cautions(about)) == 3
     assert cautions(about | {"epsilon": 3.0, "placement": "local", "noise_seed": "secret"}) == []
-    assert "infinite" in in_words(about | {"epsilon": None})
+    assert "infinite" in privacy_text(about | {"epsilon": None})
     assert "promises next to nothing" in cautions(about | {"epsilon": None})[0]
 
 
 def test_a_client_with_its_own_noise_sends_no_number_about_its_images(tmp_path):
     privacy = ClientDP(clip_norm=1.0, noise_multiplier=1.0, placement="local")
     client = make_client(make_method(), Replace(), batchnorm="local-statistics", privacy=privacy)
-    aggregate = PrivateAverage(privacy=privacy, asked=4)
+    aggregate = PrivateAverage(privacy=privacy, sampled=4)
     outcomes, store = run(tmp_path, Replace(), client=client, aggregate=aggregate)
     for outcome in outcomes:
         for one in outcome.results:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedssl.core.settings import Count, NonNegative
 from fedssl.core.weights import Average, Weights
 from fedssl.federation.messages import ClientState, ClientWeights, Scalars, TrainResult, TrainTask
-from fedssl.federation.model_aggregation import Aggregator, joined
+from fedssl.federation.model_aggregation.base import Aggregator, joined
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.heads import Encoder, HeadSizes, mlp

@@ -71,7 +71,7 @@ def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True
     try:
         if path.suffix.lower() == ".npy":
             with path.open("rb") as file:
-                return _found(path, "", *_header(file, path.stat().st_size), {})
+                return _samples(path, "", *_header(file, path.stat().st_size), {})
         headers = {}
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
@@ -83,7 +83,7 @@ def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True
             for kind in ("label", "client")
             if labels or kind != "label"
         }
-        return _found(path, f"{name}.npy", *headers[name], facts)
+        return _samples(path, f"{name}.npy", *headers[name], facts)
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise FedsslError(f"{printable(path)}: not readable as a NumPy file ({error})") from None
 
@@ -132,7 +132,7 @@ def _column(path: Path, headers: Mapping[str, Any], kind: str, wanted: str, coun
     ]
 
 
-def _found(
+def _samples(
     path: Path, member: str, shape: tuple[int, ...], dtype: np.dtype[Any], facts: Mapping[str, list[str] | None]
 ) -> Found:
     layout = _layout(path, shape, dtype)

@@ -108,18 +108,18 @@ def decoded(
     known = cache_folder() / "known" / _digest(settings, *source.stamps(numbers))
     if known.exists():
         key = known.read_text(encoding="ascii", errors="replace")
-        found = _load(cache_folder() / key) if re.fullmatch("[0-9a-f]{32}", key) else None
-        if found is not None and len(found.outcomes) == len(numbers):
-            for number, outcome in zip(numbers, found.outcomes, strict=True):
+        cached = _load(cache_folder() / key) if re.fullmatch("[0-9a-f]{32}", key) else None
+        if cached is not None and len(cached.outcomes) == len(numbers):
+            for number, outcome in zip(numbers, cached.outcomes, strict=True):
                 if outcome.refused:
                     refuse(number, outcome.refused)
-            return found
+            return cached
         text = f"{text} again, the cache was damaged or of another version"
-    found = _make(_Work(source, numbers, decoding, progress, text, refuse), settings)
-    if not any(outcome.refused.startswith(UNREADABLE) for outcome in found.outcomes):  # else try again next time
+    cached = _make(_Work(source, numbers, decoding, progress, text, refuse), settings)
+    if not any(outcome.refused.startswith(UNREADABLE) for outcome in cached.outcomes):  # else try again next time
         make_folder(known.parent)
-        write_atomically(known, found.folder.name)
-    return found
+        write_atomically(known, cached.folder.name)
+    return cached
 
 
 def clean(*, remove: bool = True) -> tuple[int, int]:
@@ -146,23 +146,23 @@ def _load(folder: Path) -> DecodedImages | None:
     try:
         content = json.loads(read_signed(folder / "index.json"))
         outcomes = [Outcome(*row) for row in content["outcomes"]]
-        found = DecodedImages(folder, tuple(content["shape"]), content["fingerprint"], outcomes)
-        return found if _is_whole(found) else None
+        cached = DecodedImages(folder, tuple(content["shape"]), content["fingerprint"], outcomes)
+        return cached if _is_whole(cached) else None
     except (DamagedError, OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _is_whole(found: DecodedImages) -> bool:
+def _is_whole(cached: DecodedImages) -> bool:
     """By size and times of the file; where these are not as they were, by its checksum, which reads all of it."""
-    checked = found.folder / "checked"
-    if found.pixels_path.stat().st_size != found.num_bytes:
+    checked = cached.folder / "checked"
+    if cached.pixels_path.stat().st_size != cached.num_bytes:
         return False
-    if checked.exists() and checked.read_text(encoding="ascii", errors="replace") == _times(found.pixels_path):
+    if checked.exists() and checked.read_text(encoding="ascii", errors="replace") == _times(cached.pixels_path):
         return True
-    if fingerprint(replace(found, fingerprint="").images()) != found.fingerprint:
+    if fingerprint(replace(cached, fingerprint="").images()) != cached.fingerprint:
         return False
     with suppress(OSError):  # a shared cache may be read only
-        write_atomically(checked, _times(found.pixels_path))
+        write_atomically(checked, _times(cached.pixels_path))
     return True
 
 
@@ -223,10 +223,10 @@ def _named(unfinished: Path, final: Path) -> DecodedImages:
         except OSError:
             if not final.is_dir():  # else another run was quicker
                 raise
-    found = _load(final)
-    if found is None:
+    cached = _load(final)
+    if cached is None:
         raise FedsslError(f"{final}: cannot be read back after it was written: is the disk sound?")
-    return found
+    return cached
 
 
 def _remove_abandoned(root: Path) -> None:

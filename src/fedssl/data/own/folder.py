@@ -32,12 +32,12 @@ class Files:
         for number in numbers:
             path = self.paths[number]
             try:
-                found = os.stat(path)  # noqa: PTH116 - a Path cannot hold every name, and 100,000 of them are slow
+                status = os.stat(path)  # noqa: PTH116 - a Path cannot hold every name, and 100,000 of them are slow
             except (OSError, ValueError) as error:
                 yield f"{path!r} {type(error).__name__}"
                 continue
             # ctime: nobody can set it back, unlike mtime.
-            yield f"{path!r} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
+            yield f"{path!r} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
@@ -131,10 +131,10 @@ def _silos(root: Path) -> list[str]:
     """Names of the clients; a link to a folder is one too, so that a client that is out of reach is not forgotten."""
     try:
         with os.scandir(root) as entries:
-            found = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+            names = [printable(entry.name) for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     except OSError:  # the walk has refused the folder, with the reason
         return []
-    return sorted(found, key=by_number)
+    return sorted(names, key=by_number)
 
 
 def _silo_of(file: str, clients: list[str]) -> str:

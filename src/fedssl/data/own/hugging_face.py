@@ -65,9 +65,9 @@ def find_in_dataset(place: str, columns: Mapping[str, str], *, labels: bool = Tr
     if client and client not in first.features:
         raise FedsslError(f"{printable(place)}: it has no column {client!r} (data.client_column)")
     samples = [
-        Sample(f"{name}, image {number}", whose, shows, PARTS.get(name, "train"))
+        Sample(f"{name}, image {number}", owner, shows, PARTS.get(name, "train"))
         for name, split in splits.items()
-        for number, (whose, shows) in enumerate(zip(_texts(split, client), _texts(split, label), strict=True))
+        for number, (owner, shows) in enumerate(zip(_texts(split, client), _texts(split, label), strict=True))
     ]
     source = Examples([_images(split, image) for split in splits.values()], image, place.startswith(BY_NAME))
     clients = {sample.client for sample in samples if sample.client is not None and sample.part == "train"}

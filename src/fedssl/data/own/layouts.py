@@ -255,8 +255,8 @@ class _Reader:
         """The images at the place if one is given, else those that the training data set apart; None: no such."""
         if place:
             found = self.find(place, f"data.{part}", "auto", columns, True)
-            apart = any(sample.part == part for sample in found.samples)
-            read = self.read(found, part, all_parts=not apart)
+            separate = any(sample.part == part for sample in found.samples)
+            read = self.read(found, part, all_parts=not separate)
             if not read.samples or not read.labelled:
                 raise FedsslError(
                     f"data.{part}: {found.place}: {len(read.samples)} images, but evaluation needs labelled ones: "
@@ -281,8 +281,8 @@ class _Reader:
 
     def remarks(self) -> list[str]:
         size = sum(place.num_bytes for place in self.places) / 1e6
-        found = [f"the decoded images are {size:,.1f} MB in {self.places[0].folder.parent}"]
-        return found + ([f"files that cannot be used are left out{self.in_short()}"] if self.refused else [])
+        remarks = [f"the decoded images are {size:,.1f} MB in {self.places[0].folder.parent}"]
+        return remarks + ([f"files that cannot be used are left out{self.in_short()}"] if self.refused else [])
 
 
 def find_images(place: str, field: str, layout: str, columns: Mapping[str, str], labels: bool) -> Found:

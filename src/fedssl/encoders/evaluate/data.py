@@ -45,13 +45,13 @@ def _own(run: FinishedRun) -> tuple[Choice, LabelledData]:
     return run.config.data, LabelledData(dataset.name, train, test, labelled)
 
 
-def _labelled(chosen: Choice, dataset: Dataset, whose: str) -> tuple[Images, Images]:
+def _labelled(chosen: Choice, dataset: Dataset, place: str) -> tuple[Images, Images]:
     """(training, test) images with labels, or an error that says how to come by them."""
     if dataset.labelled is not None:
         return dataset.labelled
     if where(chosen.factory) == "here":
         raise FedsslError(
-            f"{whose}: no accuracy can be given without labelled test images: name some with --data folder --set "
+            f"{place}: no accuracy can be given without labelled test images: name some with --data folder --set "
             "path=TRAIN --set eval_test=TEST and the run's image_size"
         )
     raise FedsslError(f"{dataset.name}: the dataset has no labels: evaluation needs labelled images")

@@ -14,7 +14,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.registry import AllowCode
 from fedssl.encoders.evaluate.data import find_data
 from fedssl.encoders.evaluate.request import EPOCHS, Request
-from fedssl.evaluation.context import Bench
+from fedssl.evaluation.context import Context
 from fedssl.evaluation.feature_cache import FeatureCache
 from fedssl.evaluation.features import BatchNorm
 from fedssl.evaluation.fine_tune import train_supervised
@@ -87,19 +87,21 @@ class _Evaluation:
             encoder = subject.load().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             for batchnorm in get_args(BatchNorm):
                 title = f"{subject.name}, BatchNorm {batchnorm}"
-                bench = Bench(encoder, self.data, batchnorm, self.cache, self.view.progress, title)
+                context = Context(encoder, self.data, batchnorm, self.cache, self.view.progress, title)
                 for name, protocol in self.protocols.items():
                     if batchnorm in self._modes(protocol):
                         for seed in self._seeds(protocol):
-                            yield from self._measure(subject, bench, name, protocol, seed)
+                            yield from self._measure(subject, context, name, protocol, seed)
 
-    def _measure(self, subject: Subject, bench: Bench, name: str, protocol: Protocol, seed: int) -> Iterator[Result]:
+    def _measure(
+        self, subject: Subject, context: Context, name: str, protocol: Protocol, seed: int
+    ) -> Iterator[Result]:
         def progress(text: str, done: int, total: int | None) -> None:
-            self.view.progress(f"{bench.title}: {text}, seed {seed}", done, total)
+            self.view.progress(f"{context.title}: {text}, seed {seed}", done, total)
 
-        predictions = protocol.predict(bench, seed, progress)
+        predictions = protocol.predict(context, seed, progress)
         about = {
-            "weights_sha256": bench.weights_sha256,
+            "weights_sha256": context.weights_sha256,
             "data_settings": self.data_choice.settings,
             "fingerprints": self.data.fingerprints,
             "fedssl": __version__,
@@ -110,7 +112,7 @@ class _Evaluation:
                 self.data.name,
                 name,
                 self.request.variant,
-                bench.batchnorm,
+                context.batchnorm,
                 test_images,
                 seed if protocol.draws else None,
                 Score.of(predictions.classes[chosen], self.data.test_labels[chosen]),
@@ -172,9 +174,9 @@ class _Evaluation:
         return self.seeds if protocol.draws else self.seeds[:1]
 
     def _modes(self, protocol: Protocol) -> tuple[BatchNorm, ...]:
-        asked = self.request.batchnorm
-        if asked is None:
-            asked = "both" if protocol.frozen else "running"
+        chosen = self.request.batchnorm
+        if chosen is None:
+            chosen = "both" if protocol.frozen else "running"
             if self.run.config.uploads.batchnorm != "average":
-                asked = "reestimated"  # the global encoder has no statistics of its own
-        return ("running", "reestimated") if asked == "both" else (asked,)
+                chosen = "reestimated"  # the global encoder has no statistics of its own
+        return ("running", "reestimated") if chosen == "both" else (chosen,)

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import against_start, best_text
-from fedssl.federation.privacy.accounting import in_words
+from fedssl.federation.privacy.accounting import privacy_text
 from fedssl.reports.compare import percent
 from fedssl.reports.prose import DATA_NAMES, headline, leaving, shares, story, warnings
 
@@ -43,12 +43,12 @@ def _what(about: About) -> str:
     network = ", ".join(f"{key} {value}" for key, value in about["network"].items() if key != "name")
     return (
         f"From an image to a vector of {about['feature_size']} numbers. The network is {about['network']['name']}"
-        f"{f' ({network})' if network else ''}; these are the weights of the {_whose(about)} "
+        f"{f' ({network})' if network else ''}; these are the weights of the {_owner(about)} "
         f"after round {about['round']}."
     )
 
 
-def _whose(about: About) -> str:
+def _owner(about: About) -> str:
     if about["encoder"] == "global":
         return f"global encoder (the average of the clients' {about['weights']} encoders)"
     return f"{about['weights']} encoder of {about['encoder']}, which is its own and was not averaged"
@@ -155,8 +155,8 @@ def _promise(record: RunRecord, about: About) -> str:
     uncovered = "a client's own encoder, which has no noise" if about["encoder"] != "global" else ""
     uncovered = uncovered or ("these BatchNorm statistics" if "batchnorm" in about else "")
     exception = f" **That does not cover {uncovered}.**" if uncovered else ""
-    words = in_words(promised)
-    return f"\n\n{words[0].upper()}{words[1:]}.{exception}"
+    text = privacy_text(promised)
+    return f"\n\n{text[0].upper()}{text[1:]}.{exception}"
 
 
 def _origin(record: RunRecord, about: About) -> str:

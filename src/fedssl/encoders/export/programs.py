@@ -42,8 +42,8 @@ def write_onnx(model: nn.Module, about: dict[str, Any], output: str, path: Path)
     path.write_bytes(proto.SerializeToString())
     images = example_input(about, CHECKED)
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-    return _compared(model, images, found, ONNX_TOLERANCE, path)
+    outputs = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    return _compared(model, images, outputs, ONNX_TOLERANCE, path)
 
 
 @torch.no_grad()
@@ -54,14 +54,14 @@ def write_torch_export(model: nn.Module, about: dict[str, Any], path: Path) -> f
         program = torch.export.export(model, (example_input(about),), dynamic_shapes=shapes)
         torch.export.save(program, path, extra_files={"fedssl.json": json.dumps(about)})
         images = example_input(about, CHECKED)
-        found = torch.export.load(path).module()(images)
-    return _compared(model, images, found, EXPORT_TOLERANCE, path)
+        outputs = torch.export.load(path).module()(images)
+    return _compared(model, images, outputs, EXPORT_TOLERANCE, path)
 
 
-def _compared(model: nn.Module, images: Tensor, found: Tensor, tolerance: float, path: Path) -> float:
+def _compared(model: nn.Module, images: Tensor, outputs: Tensor, tolerance: float, path: Path) -> float:
     with mode(model, training=False):
         wanted = model(images)
-    difference = float((found - wanted).abs().max())
+    difference = float((outputs - wanted).abs().max())
     if not difference <= tolerance * max(1.0, float(wanted.abs().max())):
         raise FedsslError(f"{path.name}: its results differ from PyTorch's by {difference:.2g}: it was not written")
     return difference

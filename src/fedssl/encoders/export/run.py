@@ -20,7 +20,7 @@ class Exported:
     """What was written, and for each format how far its features are from the run's own, where that was measured."""
 
     folder: Path
-    whose: str
+    owner: str
     files: list[str]
     differences: dict[str, float]
 
@@ -52,7 +52,7 @@ def export_encoder(
                 differences[name] = difference
         _describe(RunRecord.read(run), encoder, folder, forms)
         files = sorted(path.name for path in folder.iterdir())
-    return Exported(Path(out), encoder.whose, files, differences)
+    return Exported(Path(out), encoder.owner, files, differences)
 
 
 def _describe(record: RunRecord, encoder: TrainedEncoder, folder: Path, forms: dict[str, Format]) -> None:

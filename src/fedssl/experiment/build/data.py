@@ -28,8 +28,8 @@ def build_partition(config: Config, dataset: Dataset) -> Partition:
     labels = None if dataset.train.labels is None else dataset.train.labels.numpy()
     count, seed = len(dataset.train), config.run.seed
     labelled = choose_labelled(labels, count, seed, **config.data.settings_for(choose_labelled))
-    asked = public_images(config)
-    wanted = 0 if asked.data else asked.count
+    request = public_images(config)
+    wanted = 0 if request.data else request.count
     if wanted and dataset.owners is not None:
         raise FedsslError(
             "method.public_data: these images belong to clients, none of them may be public: name another dataset, "
@@ -42,16 +42,16 @@ def build_partition(config: Config, dataset: Dataset) -> Partition:
 
 def public_images(config: Config) -> PublicImages:
     """What the method wants of images that everybody may see."""
-    asked: PublicImages = config.method.factory.public_images(config.method.settings)
-    return asked
+    request: PublicImages = config.method.factory.public_images(config.method.settings)
+    return request
 
 
 def choose_public_images(
     config: Config, dataset: Dataset, partition: Partition, progress: Progress = silent
 ) -> tuple[torch.Tensor | None, str]:
     """The images that a method wants everybody to see, without labels, and in words where they come from."""
-    asked, name = public_images(config), public_images(config).data
-    if not asked.count:
+    request, name = public_images(config), public_images(config).data
+    if not request.count:
         return None, ""
     if not name and not len(dataset.train):
         raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
@@ -64,7 +64,7 @@ def choose_public_images(
             f"method.public_data: images of {name} are {other.train.channels} x {other.train.image_size}, those of "
             f"{dataset.name} {dataset.train.channels} x {dataset.train.image_size}: take a dataset of the same size"
         )
-    chosen = choose_public(len(other.train), config.run.seed, asked.count, np.empty(0, np.int64))
+    chosen = choose_public(len(other.train), config.run.seed, request.count, np.empty(0, np.int64))
     return other.train.unlabelled().select(chosen).pixels, f"of {name}, {other.source}"
 
 

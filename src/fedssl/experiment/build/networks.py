@@ -44,13 +44,13 @@ def _start_from(init: Init, backbone: nn.Module) -> None:
 def _check_file(init: Init) -> str:
     """The checksum of the file, which must be the one that the settings name, if they do."""
     path = find_weight_file(init.encoder)
-    found = file_sha256(path)
-    if init.sha256 not in ("", found):
+    given = file_sha256(path)
+    if init.sha256 not in ("", given):
         raise FedsslError(
-            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
+            f"{path}: not the file that the run was begun with (SHA-256 {given[:12]}… instead of {init.sha256[:12]}…): "
             "put that one back, or start another run with --fresh and init.sha256 left out"
         )
-    return found
+    return given
 
 
 def pinned(config: Config) -> Config:
@@ -58,10 +58,10 @@ def pinned(config: Config) -> Config:
     if not config.init.encoder:
         return config
     try:
-        found = _check_file(config.init)
+        digest = _check_file(config.init)
     except FedsslError as error:
         raise FedsslError(f"init.encoder: {error}") from None
-    return replace(config, init=config.init.model_copy(update={"sha256": found}))
+    return replace(config, init=config.init.model_copy(update={"sha256": digest}))
 
 
 def build_networks(

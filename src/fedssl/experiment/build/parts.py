@@ -17,7 +17,7 @@ from fedssl.experiment.build.data import build_dataset, build_partition, check_p
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import Client
-from fedssl.federation.model_aggregation import Aggregator
+from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
@@ -112,8 +112,8 @@ def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> A
     if privacy is None:
         made: Aggregator = config.aggregation.build()
         return made
-    asked = config.client_sampling.clients_per_round or num_clients
-    return PrivateAverage(privacy=privacy, asked=asked, key=run_key(config.run.seed))
+    sampled = config.client_sampling.clients_per_round or num_clients
+    return PrivateAverage(privacy=privacy, sampled=sampled, key=run_key(config.run.seed))
 
 
 def build_warnings(config: Config) -> list[str]:

@@ -63,8 +63,8 @@ def describe_type(field: FieldInfo) -> str:
 def _describe_schema(schema: Table) -> str:
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
-    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
-    text = words.get(schema.get("type", ""), "a valid value")
+    names = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
+    text = names.get(schema.get("type", ""), "a valid value")
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
     if low is not None and high is not None:

@@ -12,6 +12,7 @@ from fedssl.core.registry import AllowCode, Registry, in_list, nearest
 from fedssl.core.settings import Setting, settings_of
 from fedssl.experiment.config.messages import OTHER_KEYS, OTHER_TABLES, describe_type
 from fedssl.experiment.config.schema import (
+    AUTOMATIC,
     CHOICES,
     COMMON,
     DEFAULTS,
@@ -59,6 +60,7 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     """Checks every table and fills in every default; imports what was allowed, but no network."""
     raw = copy.deepcopy(raw)
     raw.pop("description", None)
+    automatic = tuple(path for path in AUTOMATIC if _is_automatic(raw, path))
     top = {key: raw.pop(key) for key in list(raw) if key not in TABLES}
     _refuse_unknown("", top, [*Run.model_fields, *TABLES])
     for table, value in raw.items():
@@ -79,11 +81,22 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
         run=run,
         local_training=LocalTraining(**training),
         allow_code=in_list(allow_code),
+        automatic=automatic,
         **chosen,  # type: ignore[arg-type]
         **models,  # type: ignore[arg-type]
     )
     _check_together(config)
     return config
+
+
+def _is_automatic(raw: Raw, path: str) -> bool:
+    """Takes a setting that says "auto" out of the tables: until it is chosen, its default stands there."""
+    table, _, key = path.rpartition(".")
+    place = raw.get(table) if table else raw
+    if not isinstance(place, dict) or place.get(key) != "auto":
+        return False
+    del place[key]
+    return True
 
 
 def choice(table: str, raw: Raw, allow_code: AllowCode = ()) -> Choice:
@@ -206,10 +219,10 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
         )
 
 
-def check_round(config: Config, asked: int) -> None:
+def check_round(config: Config, sampled: int) -> None:
     """Refuses a quorum or an aggregator that rounds of so many clients cannot satisfy."""
     needed = config.failures.min_clients
-    if needed is not None and needed > asked:
-        raise FedsslError(f"failures.min_clients: {needed} is more than the {asked} clients of a round")
+    if needed is not None and needed > sampled:
+        raise FedsslError(f"failures.min_clients: {needed} is more than the {sampled} clients of a round")
     if config.update_rule.factory.shares:
-        config.aggregation.build().check(asked)
+        config.aggregation.build().check(sampled)

@@ -1,7 +1,7 @@
 """The settings of a run: every table, its keys, ranges and defaults."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -17,9 +17,9 @@ from fedssl.data.own.layouts import Place
 from fedssl.data.partition import PARTITIONS
 from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.federation.privacy.mechanism import PRIVACY
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
 
@@ -161,10 +161,17 @@ class Config:
     flower: Flower
     # Code that may be imported to build all this: what a person typed or allowed; no setting, no file gives it.
     allow_code: tuple[str, ...] = field(default=(), compare=False)
+    automatic: tuple[str, ...] = ()  # of AUTOMATIC: those that are still to be chosen by the number of images
 
     @property
     def uploads(self) -> Uploads:
         return Uploads(**self.aggregation.settings_for(Uploads))
+
+    def with_chosen(self, values: Raw) -> "Config":
+        """With numbers for what was "auto"; `values` has them by path."""
+        training = {path.removeprefix("local_training."): value for path, value in values.items() if "." in path}
+        run = self.run.model_copy(update={path: value for path, value in values.items() if "." not in path})
+        return replace(self, run=run, local_training=replace(self.local_training, **training), automatic=())
 
     def as_raw(self) -> Raw:
         raw = self.run.model_dump()
@@ -217,3 +224,4 @@ MODELS: dict[str, type[BaseModel]] = {
 }
 
 TABLES = (*CHOICES, *MODELS, "local_training")
+AUTOMATIC = ("rounds", "local_training.batch_size", "local_training.lr")  # may be "auto"

@@ -15,7 +15,7 @@ class RunWarnings(Observer):
     def __init__(self, title: Callable[[int], str], say: Callable[[str], None] | None = None) -> None:
         self._title, self._say = title, say or (lambda _: None)
         self._deaf: dict[int, int] = {}
-        self._said: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
     def start(self, run: Start) -> None:
         for record in run.recorded:
@@ -27,28 +27,28 @@ class RunWarnings(Observer):
 
     def check(self, record: dict[str, Any]) -> list[str]:
         """The new warnings that a round's record gives reason for."""
-        found = []
+        texts = []
         for client in record["clients"]:
             number = client["client"]
             if client.get("started_over"):
-                found.append(
+                texts.append(
                     f"client {number}: its own state was damaged, in round {record['round']} it started over from the "
                     "global model (failures.damaged_state)"
                 )
             self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
             if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
-                found.append(
+                texts.append(
                     f"{self._title(number)}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
                     "(smaller update_rule.tau or scale, or between = 'before-after')"
                 )
             if client.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", number):
-                found.append(
+                texts.append(
                     f"{self._title(number)}: its features collapsed in round {record['round']} "
                     f"(feature_std {client['feature_std']:.3f}): all images look alike to the encoder"
                 )
-        return found
+        return texts
 
     def _first(self, kind: str, client: int) -> bool:
-        new = (kind, client) not in self._said
-        self._said.add((kind, client))
+        new = (kind, client) not in self._reported
+        self._reported.add((kind, client))
         return new

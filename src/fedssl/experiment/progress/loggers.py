@@ -116,7 +116,7 @@ class Guarded(Observer):
 
     def __init__(self, loggers: Iterable[Logger], say: Say) -> None:
         self._loggers, self._say = list(loggers), say
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
 
     def start(self, run: Start) -> None:
         self._each("start", run.folder, run.config.as_raw(), run.done)
@@ -132,8 +132,8 @@ class Guarded(Observer):
             try:
                 getattr(logger, step)(*values)
             except Exception as error:  # a tracking server that is down must not cost a night of training
-                if number not in self._said:
-                    self._said.add(number)
+                if number not in self._reported:
+                    self._reported.add(number)
                     name, text = type(logger).__name__, " ".join(str(error).split())
                     self._say(f"warning: {name} failed ({type(error).__name__}: {text}); the run continues")
 

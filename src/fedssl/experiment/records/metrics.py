@@ -18,14 +18,14 @@ COLUMNS = (
 def metrics_of(record: dict[str, Any]) -> dict[str, float]:
     """What is known of a round, in the order of COLUMNS; what was not measured is left out."""
     clients = record["clients"]
-    found: dict[str, Any] = {name: record.get(name) for name in COLUMNS}
-    found["clients"] = len(clients)
+    row: dict[str, Any] = {name: record.get(name) for name in COLUMNS}
+    row["clients"] = len(clients)
     for name in ("divergence", "feature_std"):
         known = [client[name] for client in clients if client.get(name) is not None]
-        found[name] = statistics.fmean(known) if known else None
+        row[name] = statistics.fmean(known) if known else None
     for name in ("bytes_up", "bytes_down"):
-        found[name] = sum(client.get(name, 0) for client in clients)
-    return {name: value for name, value in found.items() if value is not None}
+        row[name] = sum(client.get(name, 0) for client in clients)
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def best_metric(record: dict[str, Any], name: str) -> float | None:

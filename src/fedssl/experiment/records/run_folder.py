@@ -155,8 +155,8 @@ class RunFolder:
         """The whole lines of a file: a killed process may have left a torn one, and lines that no seal covers."""
         path = self.path / name
         lines = read_lines(path, torn=True, size=seal["bytes"] if seal else None) if path.exists() else []
-        found = {record["round"]: record for record in lines if isinstance(record.get("round"), int)}
-        return [found[number] for number in sorted(found)]
+        by_round = {record["round"]: record for record in lines if isinstance(record.get("round"), int)}
+        return [by_round[number] for number in sorted(by_round)]
 
     def cut_back(self, last_round: int, seals: Seals) -> list[dict[str, Any]]:
         """Takes back what was recorded after `last_round`: those rounds are run again."""

@@ -180,9 +180,9 @@ def check_files(folder: Path, *names: str) -> None:
     """Refuses files (left out: any) that are not what the run wrote, all named at once."""
     seals = vouched(folder)
     chosen = {name: seals[name] for name in names or seals if name in seals}
-    found = [f"{folder / name}: {problem}" for name, problem in problems_in(folder, chosen).items()]
-    if found:
-        raise DamagedError(f"{'; '.join(found)}: {MENDED}")
+    problems = [f"{folder / name}: {problem}" for name, problem in problems_in(folder, chosen).items()]
+    if problems:
+        raise DamagedError(f"{'; '.join(problems)}: {MENDED}")
 
 
 def read_json(path: Path, *, must: bool = False) -> Table:
@@ -214,17 +214,17 @@ def read_lines(path: Path, *, torn: bool = False, size: int | None = None) -> li
         lines = path.read_bytes()[:size].decode("utf-8", "replace" if torn else "strict").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FedsslError(f"{path}: cannot be read ({error})") from None
-    found = []
+    tables = []
     for number, line in enumerate(lines, start=1):
         try:
             content = json.loads(line)
             if not isinstance(content, dict):
                 raise ValueError("not a JSON object")
-            found.append(content)
+            tables.append(content)
         except ValueError as error:
             if not torn:
                 raise FedsslError(f"{path}, line {number}: damaged ({error}): remove the line or run again") from None
-    return found
+    return tables
 
 
 def _name(config: Table, table: str) -> str:

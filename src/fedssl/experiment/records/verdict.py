@@ -38,14 +38,14 @@ def verdict(record: RunRecord) -> Verdict | None:
     gains = _gains(record)
     if not gains:
         return None
-    main, said = _word(gains[0][1]), OF_ITS_START if record.own_start else OF_RANDOM
+    main, phrases = _word(gains[0][1]), OF_ITS_START if record.own_start else OF_RANDOM
     reasons = [
         f"{MEASURES[measure]} {best_text(gain.trained)}, {against_start(gain, record)}"
-        + ("" if _word(gain) == main else f": by itself {said[_word(gain)]}")
+        + ("" if _word(gain) == main else f": by itself {phrases[_word(gain)]}")
         for number, (measure, gain) in enumerate(gains)
         if number == 0 or _word(gain) != main
     ]
-    return Verdict(said[main], "; ".join(reasons))
+    return Verdict(phrases[main], "; ".join(reasons))
 
 
 def _gains(record: RunRecord) -> list[tuple[str, Gain]]:
@@ -104,12 +104,12 @@ def advice(record: RunRecord) -> list[str]:
         return []
     if gain.interval is None:
         return ["evaluate the run (fedssl evaluate): an older version did not note the number of its test images"]
-    found = [*_collapse(record), *_few_steps(record)]
+    texts = [*_collapse(record), *_few_steps(record)]
     half = (gain.interval[1] - gain.interval[0]) / 2
     if _word(gain) == "same" and half > WIDE:
-        found.append(f"more labelled test images: with these, gains below {100 * half:.0f} points cannot be seen")
+        texts.append(f"more labelled test images: with these, gains below {100 * half:.0f} points cannot be seen")
     other = next(name for name in ("simclr", "byol") if name != record.config["method"].get("name"))
-    return found or [f"another method (method.name={other}) or learning rate (local_training.lr)"]
+    return texts or [f"another method (method.name={other}) or learning rate (local_training.lr)"]
 
 
 def _collapse(record: RunRecord) -> list[str]:

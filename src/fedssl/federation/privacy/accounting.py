@@ -15,8 +15,8 @@ def most_participations(num_clients: int, clients_per_round: int | None, seed: i
     Who is asked follows from the seed, not from data, and is known: so no amplification by sampling is counted, but
     rounds in which a client was not asked tell nothing of it.
     """
-    asked = Counter(k for r in range(1, rounds + 1) for k in sample_clients(num_clients, clients_per_round, seed, r))
-    return max(asked.values(), default=0)
+    counts = Counter(k for r in range(1, rounds + 1) for k in sample_clients(num_clients, clients_per_round, seed, r))
+    return max(counts.values(), default=0)
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
@@ -30,7 +30,7 @@ def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
     return float(get_epsilon_gaussian(noise_multiplier / math.sqrt(releases), delta))
 
 
-def in_words(about: dict[str, Any]) -> str:
+def privacy_text(about: dict[str, Any]) -> str:
     value = "infinite (no noise)" if about["epsilon"] is None else f"{about['epsilon']:.3g}"
     return (
         f"client-level differential privacy after {about['rounds']} rounds: epsilon {value} at delta "
@@ -41,14 +41,14 @@ def in_words(about: dict[str, Any]) -> str:
 
 def cautions(about: dict[str, Any]) -> list[str]:
     """What a reader of epsilon must know."""
-    found = []
+    texts = []
     if about["epsilon"] is None or about["epsilon"] > WEAK:
-        found.append(f"an epsilon above {WEAK:g} promises next to nothing: more noise, fewer rounds or more clients")
+        texts.append(f"an epsilon above {WEAK:g} promises next to nothing: more noise, fewer rounds or more clients")
     if about["noise_seed"] == "run":
-        found.append("privacy.noise_seed = 'run': whoever knows the seed can take the noise away; for experiments only")
+        texts.append("privacy.noise_seed = 'run': whoever knows the seed can take the noise away; for experiments only")
     if about["placement"] == "central":
-        found.append(
+        texts.append(
             "epsilon is about the global weights; what the record says of single clients (loss, n, divergence) is "
             "exact: keep the run folder at the server"
         )
-    return found
+    return texts

@@ -24,10 +24,10 @@ def spent(privacy: ClientDP | None, server: Server, rounds: int) -> dict[str, An
     if privacy is None:
         return {}
     releases = most_participations(server.num_clients, server.clients_per_round, server.seed, rounds)
-    found = epsilon(privacy.noise_multiplier, releases, privacy.delta)
+    value = epsilon(privacy.noise_multiplier, releases, privacy.delta)
     return {
         "unit": "client",
-        "epsilon": found if math.isfinite(found) else None,
+        "epsilon": value if math.isfinite(value) else None,
         **asdict(privacy),
         "rounds": rounds,
         "releases": releases,
@@ -43,7 +43,7 @@ def with_noise_key(server: Server, file: Path, checkpoint: Checkpoint | None) ->
     aggregate = server.aggregate
     if not isinstance(aggregate, PrivateAverage) or aggregate.privacy.noise_seed == "run":
         return server
-    known = checkpoint.course.get(PRINT) if checkpoint else None
+    known = checkpoint.run.get(PRINT) if checkpoint else None
     if not file.exists() and (known or (checkpoint and checkpoint.state.round_number)):
         raise DamagedError(f"{file}: the key of the noise is missing: {REMEDY}")
     keyed = replace(server, aggregate=replace(aggregate, key=_secret(file)))

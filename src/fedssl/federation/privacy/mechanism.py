@@ -19,8 +19,8 @@ from fedssl.core.registry import Registry
 from fedssl.core.settings import NonNegative, Positive
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
-from fedssl.federation.model_aggregation import Aggregator, joined, parted
-from fedssl.federation.robust_aggregation import distance
+from fedssl.federation.model_aggregation.base import Aggregator, joined, parted
+from fedssl.federation.model_aggregation.coordinates import distance
 
 Delta = Annotated[float, Interval(gt=0, lt=1)]
 KEY = "noise-key"  # of a client that adds its own noise: in its state, which never leaves it
@@ -73,7 +73,7 @@ class PrivateAverage(Aggregator):
     """
 
     privacy: ClientDP
-    asked: int
+    sampled: int
     key: bytes = field(default=b"", repr=False)  # never in a log
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
@@ -86,7 +86,7 @@ class PrivateAverage(Aggregator):
         if central:
             key = self.privacy.round_key(self.key, results[0].round_number)
             add_noise(total, self.privacy.noise_multiplier * self.privacy.clip_norm, key)
-        moved = {name: previous.parameters[name] + step.div_(self.asked) for name, step in total.items()}
+        moved = {name: previous.parameters[name] + step.div_(self.sampled) for name, step in total.items()}
         return Weights(moved, previous.buffers)
 
 

@@ -107,10 +107,10 @@ class Coordinator:
         total = self._sum.copy()
         for name, seed in seeds.items():
             add_stream(total, own_key(seed, session, name), subtract=True)
-        for gone, key in private.items():
+        for dropped, key in private.items():
             for name in self._survivors:
-                stream = pair_key(key, self._shares[name].key.mask_key, session, gone, name)
-                add_stream(total, stream, subtract=name < gone)  # the first by name added it
+                stream = pair_key(key, self._shares[name].key.mask_key, session, dropped, name)
+                add_stream(total, stream, subtract=name < dropped)  # the first by name added it
         return total
 
     def _seed(self, name: str) -> bytes:
@@ -149,8 +149,8 @@ class Coordinator:
 
     def _need(self, there: int, what: str) -> None:
         if there < self.call.threshold:
-            asked, needed = len(self.call.names), self.call.threshold
+            sites, needed = len(self.call.names), self.call.threshold
             raise RoundError(
-                f"{self.call.session}: {there} of {asked} sites {what}, {needed} are needed: "
+                f"{self.call.session}: {there} of {sites} sites {what}, {needed} are needed: "
                 "nothing was learnt, the global weights stay as they were"
             )

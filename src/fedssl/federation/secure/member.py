@@ -139,10 +139,10 @@ class Member:
         for name in call.names:
             if self._share_key(name) is None:
                 _refuse(f"site {name}: it has no key in this run: the keys of all sites are exchanged before a round")
-        asked, needed = len(call.names), max(self.least, len(call.names) // 2 + 1)
-        if not needed <= call.threshold <= asked:
+        sites, needed = len(call.names), max(self.least, len(call.names) // 2 + 1)
+        if not needed <= call.threshold <= sites:
             _refuse(
-                f"{call.session}: {asked} sites with a threshold of {call.threshold}: site {self.name} takes part in "
+                f"{call.session}: {sites} sites with a threshold of {call.threshold}: site {self.name} takes part in "
                 f"sums of {needed} sites or more"
             )
 

@@ -80,8 +80,8 @@ class RoundCall:
     def about(self, purpose: str, *facts: str | list[str]) -> bytes:
         """What a signature or a key is bound to: this very round and these very sites."""
         session = self.session
-        asked = sorted(self.names)
-        return context(purpose, session.run, session.round_number, session.attempt, self.threshold, asked, *facts)
+        sites = sorted(self.names)
+        return context(purpose, session.run, session.round_number, session.attempt, self.threshold, sites, *facts)
 
     def box(self, sender: str, receiver: str) -> bytes:
         """What a sealed share is bound to."""
@@ -229,11 +229,11 @@ def _unreadable(kind: type[Any], error: ValidationError) -> FedsslError:
     return FedsslError(f"secure aggregation: no readable {kind.__name__}{where}: {first['msg']}")
 
 
-def usual_threshold(asked: int) -> int:
+def usual_threshold(sites: int) -> int:
     """More than two thirds: then a server that lies, with fewer than a third of the sites, gets nothing out of it."""
-    return 2 * asked // 3 + 1
+    return 2 * sites // 3 + 1
 
 
-def tolerated(asked: int, threshold: int) -> int:
+def tolerated(sites: int, threshold: int) -> int:
     """How many sites may help a server that lies, before it can have both secrets of another."""
-    return 2 * threshold - asked - 1
+    return 2 * threshold - sites - 1

@@ -63,8 +63,8 @@ def _answer(
             return reply
         failure, log = reply, side.log
     except Exception as error:  # an app that raises would send the text to the server
-        said = (facts.get(key) for key in ("client", "round"))
-        client_id, round_number = (number if isinstance(number, int) else -1 for number in said)
+        numbers = (facts.get(key) for key in ("client", "round"))
+        client_id, round_number = (number if isinstance(number, int) else -1 for number in numbers)
         text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         failure, log = Failure(client_id, round_number, _code(error), text, trace), log_of(node)
     _write_down(log, failure)

@@ -99,9 +99,9 @@ class ByKey(_Named):
 
     def look(self) -> None:
         registered = [node for node in self.grid.get_nodes() if node.public_key in self.keys]
-        found = {self.keys[node.public_key]: _seat(node) for node in registered}
-        _tell(self._seats, found, self.say)
-        self._seats = found
+        seats = {self.keys[node.public_key]: _seat(node) for node in registered}
+        _report_changes(self._seats, seats, self.say)
+        self._seats = seats
 
 
 @dataclass
@@ -113,32 +113,32 @@ class ByName(_Named):
     say: Say
     answer_limit: float = 120.0  # seconds for an app to start and say its name
     _names: dict[Seat, str] = field(default_factory=dict)  # of the nodes that answered
-    _asked: dict[str, tuple[Seat, float]] = field(default_factory=dict)  # message -> whom, when
+    _questions: dict[str, tuple[Seat, float]] = field(default_factory=dict)  # message -> whom, when
     _seats: dict[str, Seat] = field(default_factory=dict)
     _strangers: set[str] = field(default_factory=set)
 
     def look(self) -> None:
         online = {_seat(node) for node in self.grid.get_nodes()}
         self._names = {seat: name for seat, name in self._names.items() if seat in online}
-        self._ask(online - self._names.keys())
+        self._ask_names(online - self._names.keys())
         self._listen()
-        found = {name: seat for seat, name in sorted(self._names.items(), key=lambda one: one[0].since)}
-        _tell(self._seats, found, self.say)
-        self._seats = found
+        seats = {name: seat for seat, name in sorted(self._names.items(), key=lambda one: one[0].since)}
+        _report_changes(self._seats, seats, self.say)
+        self._seats = seats
 
-    def _ask(self, unknown: set[Seat]) -> None:
+    def _ask_names(self, unknown: set[Seat]) -> None:
         now = time.monotonic()
-        self._asked = {one: at for one, at in self._asked.items() if now - at[1] < self.answer_limit}
-        asked = {seat for seat, _ in self._asked.values()}
-        for seat in sorted(unknown - asked, key=lambda seat: seat.node):
+        self._questions = {one: at for one, at in self._questions.items() if now - at[1] < self.answer_limit}
+        questioned = {seat for seat, _ in self._questions.values()}
+        for seat in sorted(unknown - questioned, key=lambda seat: seat.node):
             question = Message(record({}), dst_node_id=seat.node, message_type=WHO, ttl=self.answer_limit)
-            self._asked |= {one: (seat, now) for one in self.grid.push_messages([question]) if one}
+            self._questions |= {one: (seat, now) for one in self.grid.push_messages([question]) if one}
 
     def _listen(self) -> None:
-        for message_id, (seat, _) in list(self._asked.items()):
+        for message_id, (seat, _) in list(self._questions.items()):
             with contextlib.suppress(UnreadableError):  # it is asked again when its time is over
                 for answer in pulled(self.grid, message_id):
-                    self._asked.pop(message_id, None)
+                    self._questions.pop(message_id, None)
                     if not answer.has_error():
                         self._note(seat, answer)
 
@@ -169,7 +169,7 @@ def _seat(node: Node) -> Seat:
     return Seat(node.node_id, node.last_activated_at)
 
 
-def _tell(before: dict[str, Seat], now: dict[str, Seat], say: Say) -> None:
+def _report_changes(before: dict[str, Seat], now: dict[str, Seat], say: Say) -> None:
     for name in sorted(now.keys() | before.keys()):
         if name not in now:
             say(f"warning: {name} is away")

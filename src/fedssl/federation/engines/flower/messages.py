@@ -26,7 +26,7 @@ TRAIN, WHO = "train", "query"
 MOST_FACTS = 2**20  # characters: a thousand names of clients in a task's settings
 MOST_ROUNDS = 2**31  # also of clients
 RESERVED = {"client", "n", "bytes_up", "bytes_down"}  # what the server says itself
-SAID_BY_CLIENTS = ("exception", "non-finite", "timeout", "state-damaged", "disk", "refused")  # codes; the rest is ours
+CLIENT_CODES = ("exception", "non-finite", "timeout", "state-damaged", "disk", "refused")  # codes; the rest is ours
 Facts = dict[str, Any]
 
 
@@ -146,7 +146,7 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
     if not all(type(number) is int and abs(number) < MOST_ROUNDS for number in (client_id, round_number)):
         raise FedsslError("a reply without client and round")
     if "code" in facts:
-        code: FailureCode = facts["code"] if facts["code"] in SAID_BY_CLIENTS else "exception"
+        code: FailureCode = facts["code"] if facts["code"] in CLIENT_CODES else "exception"
         return Failure(client_id, round_number, code)
     scalars, profile = numbers(facts.get("scalars")), numbers(facts.get("profile", {}))
     if reserved := RESERVED & scalars.keys() | profile.keys() - PARTS.keys():

@@ -1,4 +1,4 @@
-"""Operation 3, model aggregation: from this round's uploads to the new global weights."""
+"""The contract of an aggregator: from this round's uploads to the new global weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedssl.core.errors import FedsslError
-from fedssl.core.weights import Average, Weights
+from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
 
 
@@ -59,19 +59,3 @@ def parted(joined: Weights) -> GlobalWeights:
         )
 
     return GlobalWeights(encoder=part("encoder."), predictor=part("predictor."))
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightedAverage(Aggregator):
-    """W_g = sum_k (n_k / n) W_k, same for predictor and BatchNorm statistics (the paper's); one bad client ruins it.
-
-    Reads every upload once and holds one at a time.
-    """
-
-    bounded: ClassVar[bool] = True
-
-    def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
-        mean = Average(sum(result.num_examples for result in results))
-        for result in results:
-            mean.add(result.num_examples, joined(result.weights))
-        return mean.weights()

@@ -1,0 +1,17 @@
+"""Operation 3, model aggregation: one file per aggregator, one line here."""
+
+from fedssl.core.registry import Registry
+from fedssl.federation.model_aggregation.base import Aggregator
+
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
+    "aggregators",
+    "aggregation.name",
+    {
+        "weighted-average": "fedssl.federation.model_aggregation.weighted_average:WeightedAverage",
+        "clipped-average": "fedssl.federation.model_aggregation.clipped_average:ClippedAverage",
+        "median": "fedssl.federation.model_aggregation.median:Median",
+        "trimmed-mean": "fedssl.federation.model_aggregation.trimmed_mean:TrimmedMean",
+        "krum": "fedssl.federation.model_aggregation.krum:Krum",
+    },
+    Aggregator,
+)

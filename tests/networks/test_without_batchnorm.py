@@ -9,8 +9,8 @@ from fedssl.encoders.export import export_encoder
 from fedssl.encoders.trained import load_encoder
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
 from fedssl.experiment.experiment import load
+from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
-from fedssl.federation.robust_aggregation import AGGREGATORS
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES, feature_size
 from tests.helpers.small import HEADS, TINY, make_client, make_images, run

@@ -238,19 +238,21 @@ def test_aggregation_that_fails_or_overflows_leaves_the_global_weights_alone():
     state = ServerState(3, GlobalWeights(of(1.0), of(2.0)))
     before = state.global_weights.encoder.copy()
     huge = [result(0, (3e38,), (0.0,)), result(1, (3e38,), (0.0,))]
-    overflowing = replace(
-        server, aggregate=lambda *a: GlobalWeights(huge[0].weights.encoder.map(lambda _, t: t * 10), of(0.0))
-    )
+
+    class Overflows(WeightedAverage):
+        def combine(self, results, previous):
+            return super().combine(results, previous).map(lambda _, tensor: tensor * 10)
+
+    class Raises(WeightedAverage):
+        def combine(self, results, previous):
+            raise ValueError("at the second tensor")
+
     with pytest.raises(
         RoundError, match=r"round 4: the aggregate of conv1\.weight is NaN or infinite; .* after round 3"
     ):
-        accept(overflowing, state, huge)
-
-    def raises(*_):
-        raise ValueError("at the second tensor")
-
+        accept(replace(server, aggregate=Overflows()), state, huge)
     with pytest.raises(ValueError, match="second tensor"):
-        accept(replace(server, aggregate=raises), state, huge)
+        accept(replace(server, aggregate=Raises()), state, huge)
     assert state.global_weights.encoder.digest() == before.digest()
 
 

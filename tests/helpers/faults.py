@@ -67,7 +67,9 @@ def everything(folder):
     metrics = (folder / "metrics.csv").read_text().splitlines()
     return {
         "global": state.global_weights.digest,
-        "server": [state.round_number, state.accepted_round, state.notes, Weights(state.payload).digest()],
+        "server": [state.round_number, state.accepted_round, state.notes],
+        "payload": Weights(state.payload).digest(),
+        "memory": Weights(state.memory).digest(),
         "clients": clients,
         "rounds": rounds,
         "metrics": [metrics[0], *(line.split(",")[0] for line in metrics[1:])],

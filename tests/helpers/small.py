@@ -69,6 +69,7 @@ def make_client(method, rule, *, clients=4, images=None, training=TRAINING, roun
         images_of=lambda k: pixels[parts[k]],
         rounds=rounds,
         seed=seed,
+        num_clients=clients,
         **options,
     )
 

@@ -27,7 +27,7 @@ class Weights:
 
     @classmethod
     def of(cls, module: nn.Module) -> Self:
-        """A copy of a module's weights on the CPU; the module may go on training."""
+        """A copy of a module's weights on the CPU; the module may be trained further."""
         buffers = dict(module.named_buffers())
         return cls(
             {name: _detached_copy(tensor) for name, tensor in module.named_parameters()},

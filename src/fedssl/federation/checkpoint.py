@@ -40,6 +40,7 @@ class CheckpointStore:
         """Seals the checkpoint, then removes the oldest ones."""
         state = checkpoint.state
         tensors = {f"payload/{name}": tensor for name, tensor in state.payload.items()}
+        tensors |= {f"memory/{name}": tensor for name, tensor in state.memory.items()}
         tensors |= state.global_weights.named()
         facts = {
             "round": state.round_number,
@@ -60,6 +61,7 @@ class CheckpointStore:
             accepted_round={int(client): accepted for client, accepted in facts["accepted_round"].items()},
             notes={int(client): note for client, note in facts["notes"].items()},
             payload=sealed.tensors("payload/"),
+            memory=sealed.tensors("memory/"),
         )
         return Checkpoint(state, facts["course"])
 

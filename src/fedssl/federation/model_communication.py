@@ -19,10 +19,11 @@ COMPARES_ONLINE = (
     "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
     "another: use 'server'"
 )
-NEEDS_EXACT = (
-    "privacy.name: lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to "
-    "'client', or a fixed update_rule.scale"
+FROM_EXACT = (
+    "lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to 'client', or a "
+    "fixed update_rule.scale"
 )
+NEEDS_EXACT = f"privacy.name: {FROM_EXACT}"
 BatchNormSharing = Literal["average", "local-statistics", "local-layers"]
 
 
@@ -42,6 +43,11 @@ class UpdateRule(ABC):
     def problem(self, upload: str, private: bool) -> str:  # noqa: ARG002
         """Why it cannot work where clients upload this encoder, or no exact weights, and the remedy; "": it can."""
         return ""
+
+    def needs_single_results(self) -> str:
+        """Why the server must see each client's own weights or numbers, and the remedy; "": sums are enough."""
+        noted = type(self).note is not UpdateRule.note
+        return "the server would note something of each client: use another update_rule.name" if noted else ""
 
     @abstractmethod
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -199,6 +205,10 @@ class FedEMA(_DivergenceRule):
         if self.lambda_at == "client":
             return COMPARES_ONLINE if upload == "target" else ""
         return NEEDS_EXACT if private and self.scale is None else ""
+
+    def needs_single_results(self) -> str:
+        fixed = self.lambda_at == "client" or self.scale is not None
+        return "" if fixed else FROM_EXACT
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         scale = self._scale(local, task)

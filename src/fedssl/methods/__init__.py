@@ -18,6 +18,9 @@ METHODS: Registry[type[SiameseMethod]] = Registry(
         "dino": "fedssl.methods.dino:DINO",
         "mae": "fedssl.methods.mae:MAE",
         "fedca": "fedssl.methods.fedca:FedCA",
+        "ssd": "fedssl.methods.ssd:SSD",
+        "fedx": "fedssl.methods.fedx:FedX",
+        "fedsc": "fedssl.methods.fedsc:FedSC",
     },
     SiameseMethod,
 )

@@ -11,6 +11,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from fedssl.core.view_groups import PAIR, ViewGroup
+from fedssl.core.weights import Weights
 from fedssl.networks.heads import Encoder
 
 Views = Annotated[int, Ge(2)]  # of each image, where a method takes as many as one likes
@@ -27,6 +28,19 @@ class PublicImages:
     count: int = 0
     data: str = ""  # "": the run's own
     base_epochs: int = 0
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A client's round, as far as a method may look at it: whose it is, which one, and what the server sent for it."""
+
+    client_id: int
+    num_clients: int  # of the run: client ids are below it
+    round_number: int  # 1 … rounds
+    rounds: int
+    seed: int  # of all that is random in it
+    encoder: Weights  # W_g; what of BatchNorm stays at the client is its own
+    predictor: Weights
 
 
 class SiameseMethod(nn.Module, ABC):
@@ -58,6 +72,9 @@ class SiameseMethod(nn.Module, ABC):
         """What a method of these settings needs of images that everybody may see."""
         return PublicImages()
 
+    def check(self, num_clients: int) -> None:
+        """Before the first round: refuses a federation that it cannot work with."""
+
     @abstractmethod
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         """The loss of a batch, given the views that `view_groups` asks for.
@@ -67,6 +84,9 @@ class SiameseMethod(nn.Module, ABC):
 
     def after_step(self) -> None:
         """After every optimizer step; momentum methods move their target here."""
+
+    def prepare(self, at: ClientRound) -> None:
+        """Client side, before `receive`: takes what it wants to know of the round."""
 
     def start_round(self) -> None:
         """After the update rule has set the weights and before local training."""

@@ -153,3 +153,60 @@ def masked_patch_loss(predicted: Tensor, patches: Tensor) -> Tensor:
     """Masked autoencoder: mean squared error to pixels, each patch's brought to mean 0 and deviation 1."""
     variance, mean = torch.var_mean(patches, dim=2, keepdim=True)  # B x M x 1
     return F.mse_loss(predicted, (patches - mean) / (variance + 1e-6).sqrt())  # B x M x P
+
+
+@in_float32
+def ssd_separation(z: Tensor, scaling: Tensor) -> Tensor:
+    """SSD: mean_i ‖z_i − sg(z_i ⊙ d_k)‖², z normalised."""
+    z = F.normalize(z, dim=1)
+    return (z - z.detach() * scaling).square().sum(dim=1).mean()
+
+
+@in_float32
+def ssd_separation_authors(z: Tensor, scaling: Tensor) -> Tensor:
+    """SSD: ‖Z − sg(norm(Z ⊙ d_k))‖ / B, one norm over the batch."""
+    z = F.normalize(z, dim=1)
+    distance: Tensor = torch.linalg.vector_norm(z - F.normalize(z.detach() * scaling, dim=1))
+    return distance / len(z)
+
+
+@in_float32
+def kl_divergence(of: Tensor, to: Tensor) -> Tensor:
+    """mean_i KL(softmax of_i ‖ softmax to_i)."""
+    return F.kl_div(F.log_softmax(to, dim=1), F.log_softmax(of, dim=1), reduction="batchmean", log_target=True)
+
+
+@in_float32
+def relational_loss(z1: Tensor, z2: Tensor, others: Tensor, temperature: float) -> Tensor:
+    """FedX: mean_i JS(r1_i, r2_i), r_i = softmax over j ≠ i of cos(z_i, others_j) / t: views see other images alike."""
+    log_1, log_2 = (_relations(z, others, temperature) for z in (z1, z2))  # B x (B − 1)
+    middle = torch.logaddexp(log_1, log_2) - math.log(2)
+    to_1, to_2 = (F.kl_div(middle, log, reduction="batchmean", log_target=True) for log in (log_1, log_2))
+    return (to_1 + to_2) / 2
+
+
+def _relations(z: Tensor, others: Tensor, temperature: float) -> Tensor:
+    similarity = F.normalize(z, dim=1) @ F.normalize(others, dim=1).T / temperature  # B x B
+    count = len(z)
+    rows = similarity.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)  # without i = j
+    return F.log_softmax(rows, dim=1)
+
+
+@in_float32
+def shortened(z: Tensor, bound: float) -> Tensor:
+    """FedSC: rows whose squared length is more than `bound` are shortened to that."""
+    lengths = torch.linalg.vector_norm(z, dim=1, keepdim=True)  # B x 1
+    return z * (math.sqrt(bound) / torch.clamp(lengths, min=math.sqrt(bound)))
+
+
+@in_float32
+def correlation(z1: Tensor, z2: Tensor) -> Tensor:
+    """FedSC: R = zᵀz / 2N of both views together."""
+    return (z1.T @ z1 + z2.T @ z2) / (2 * len(z1))  # d x d
+
+
+@in_float32
+def spectral_loss(z1: Tensor, z2: Tensor, own: Tensor, others: Tensor, alpha: Tensor) -> Tensor:
+    """FedSC: −2 tr(z1ᵀ z2) / N + a ‖R‖² + 2 (1 − a) tr(R · R̄), R the client's own, R̄ the others'."""
+    attraction = (z1 * z2).sum() / len(z1)
+    return -2 * attraction + alpha * own.square().sum() + 2 * (1 - alpha) * (own * others.T).sum()

@@ -3,17 +3,13 @@
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from fedssl.reports.client_views import ClientViews
 from fedssl.reports.page import Figure, Panel, Strip, Thumb
-from fedssl.reports.plots import class_legend, heat_map, point_cloud
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
+from fedssl.reports.plots import Array, class_legend, heat_map, point_cloud
 
 VIEWED = 2  # images of each client, to fit beside another figure
 THUMB_PIXELS = 96  # as they are shown; larger ones would only make the file large

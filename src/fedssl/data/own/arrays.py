@@ -63,11 +63,12 @@ class Rows:
         return lambda number: images[number].transpose(1, 2, 0) if self.layout == "NCHW" else images[number]
 
 
-def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True) -> Found:
+def find_in_array(place: str | Path, columns: Mapping[str, str], labels: bool = True) -> Found:
     """The images of a .npy or .npz file: uint8 or uint16, N x H x W, N x H x W x C or N x C x H x W.
 
     `columns` names the arrays `image`, `label` and `client` of a .npz; one that is "" is found by its type or name.
     """
+    path = Path(place)
     try:
         if path.suffix.lower() == ".npy":
             with path.open("rb") as file:

@@ -78,6 +78,7 @@ class Init(BaseModel):
     encoder: Place = Field("", description="a .safetensors file, a run folder or an export; default: at random")
     skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
     sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
+    required: bool = Field(False, description="refuse to start at random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,11 @@ class Uploads:
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
     wire_dtype: WireDtype = "fp32"  # numbers that travel, both ways; bf16: half the bytes, int8: about a quarter
+    secure: bool = False  # uploads are masked: the server learns their sum, and of no single client anything
+    secure_threshold: Count | None = None  # clients that a secure sum needs; default: more than two thirds of a round
+    secure_max_examples: Count | None = None  # no client has more images; default: those of the largest, if known here
+    secure_limit: Positive = 8.0  # the largest change of a weight in a round; a client refuses to send more
+    secure_statistics_limit: Positive = 1024.0  # the same of BatchNorm statistics
 
 
 class Evaluation(BaseModel):
@@ -97,6 +103,7 @@ class Evaluation(BaseModel):
     features: Literal["backbone", "projection"] = "backbone"
     linear_probe: bool = Field(False, description="also fit a linear layer for the first and the last encoder")
     linear_epochs: Count = 200
+    clients: bool = Field(False, description="also every client's own encoder after the last round, by kNN")
 
 
 class Failures(BaseModel):

@@ -12,6 +12,10 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry(
         "median": "fedssl.federation.model_aggregation.median:Median",
         "trimmed-mean": "fedssl.federation.model_aggregation.trimmed_mean:TrimmedMean",
         "krum": "fedssl.federation.model_aggregation.krum:Krum",
+        "l-dawa": "fedssl.federation.model_aggregation.l_dawa:LDAWA",
+        "fedu2": "fedssl.federation.model_aggregation.fedu2:FedU2",
+        "fedavgm": "fedssl.federation.model_aggregation.server_optimizers:FedAvgM",
+        "fedadam": "fedssl.federation.model_aggregation.server_optimizers:FedAdam",
     },
     Aggregator,
 )

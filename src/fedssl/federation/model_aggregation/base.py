@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedssl.core.errors import FedsslError
+from fedssl.core.sealed import under
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
+
+Memory = dict[str, Tensor]
+"""What an aggregator remembers from round to round, by name; it is part of the server's state and its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,7 @@ class Aggregator(ABC):
     `result.weights` may be read from disk each time it is asked for: an aggregator asks as seldom as it can.
     """
 
+    needs_single_uploads: ClassVar[bool] = True  # False: the sum of n_k · W_k is enough, as secure aggregation gives it
     bounded: ClassVar[bool] = False  # True: a mean, in which privacy can bound what one client does to the result
 
     def __call__(self, results: Sequence[TrainResult], previous: GlobalWeights) -> GlobalWeights:
@@ -24,6 +31,18 @@ class Aggregator(ABC):
         self.check(len(results))
         ordered = sorted(results, key=lambda result: result.client_id)  # float sums depend on the order
         return parted(self.combine(ordered, joined(previous)))
+
+    def advance(
+        self,
+        results: Sequence[TrainResult],
+        previous: GlobalWeights,
+        memory: Memory,  # noqa: ARG002
+    ) -> tuple[GlobalWeights, Memory]:
+        """The same, and what it will get as `memory` in the next round: nothing, unless an aggregator overrides this.
+
+        `memory` is empty in the first round, and must not be changed in place.
+        """
+        return self(results, previous), {}
 
     def check(self, num_clients: int) -> None:
         """Refuses a round in which only so many clients deliver."""
@@ -52,10 +71,9 @@ def joined(weights: GlobalWeights) -> Weights:
 
 
 def parted(joined: Weights) -> GlobalWeights:
+    """Encoder and predictor again, from the set that `joined` made of them."""
+
     def part(prefix: str) -> Weights:
-        return Weights(
-            {n.removeprefix(prefix): tensor for n, tensor in joined.parameters.items() if n.startswith(prefix)},
-            {n.removeprefix(prefix): tensor for n, tensor in joined.buffers.items() if n.startswith(prefix)},
-        )
+        return Weights(under(prefix, joined.parameters), under(prefix, joined.buffers))
 
     return GlobalWeights(encoder=part("encoder."), predictor=part("predictor."))

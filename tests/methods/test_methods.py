@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -5,10 +7,12 @@ from torch import nn
 from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe
 from fedssl.federation.local_training import LocalTraining, train_locally
+from fedssl.federation.messages import TrainTask
+from fedssl.federation.model_communication import Replace
 from fedssl.methods import METHODS
 from fedssl.methods.collapse import feature_std
 from fedssl.methods.losses import byol_loss, info_nce, nt_xent, simsiam_loss
-from tests.helpers.small import HEADS, make_images, make_method
+from tests.helpers.small import HEADS, make_client, make_images, make_method
 
 
 def views(seed=0, count=6):
@@ -253,3 +257,18 @@ def test_feature_std_is_zero_when_all_images_look_alike_and_near_one_when_spread
     generator = torch.Generator().manual_seed(0)
     assert feature_std(torch.randn(5000, 64, generator=generator)) == pytest.approx(1.0, abs=0.02)
     assert feature_std(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == pytest.approx(0.5 * 2**0.5)  # std (1, 0)
+
+
+def test_byols_momentum_rises_to_one_over_the_rounds_if_asked():
+    """m_r = 1 − 0.04 · (1 + cos(pi r / R)) / 2: 0.96 at first, 0.98 half-way; without the schedule it stays."""
+    method = make_method("byol", momentum=0.96, momentum_schedule="cosine")
+    client = make_client(method, Replace(), rounds=4)
+    found = []
+    for number in (1, 2, 3, 4):
+        client._start(None, TrainTask(0, number, None, client.initial_global_weights()))
+        found.append(method.momentum_now)
+    assert found == pytest.approx([1 - 0.02 * (1 + math.cos(math.pi * r / 4)) for r in range(4)])
+    assert (found[0], found[2]) == pytest.approx((0.96, 0.98))
+    client = make_client(constant := make_method("byol", momentum=0.96), Replace(), rounds=4)
+    client._start(None, TrainTask(0, 3, None, client.initial_global_weights()))
+    assert constant.momentum_now == 0.96

@@ -24,6 +24,7 @@ MOST = {
     "rounds": 10**6,
     "local_training.epochs": 1_000,
     "local_training.batch_size": 2**16,
+    "local_training.devices": 16,
     "network": 2**16,
     "method": 2**20,
     "data.image_size": 2**12,

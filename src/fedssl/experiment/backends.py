@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Progress, Say
 from fedssl.core.registry import AllowCode
@@ -67,7 +68,13 @@ class OneMachine:
 
     def build(self, config: Config, progress: Progress) -> Parts:
         if config.run.engine != "auto":
-            _carrier(config).check()
+            carrier = _carrier(config)
+            carrier.check()
+            if config.local_training.devices > 1 and not carrier.several_devices:
+                raise FedsslError(
+                    f"local_training.devices: with engine = {config.run.engine!r} clients share the devices out: use "
+                    "'in-process', where each client has them all"
+                )
         return build(config, progress)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
@@ -108,6 +115,8 @@ def _names(clients: int) -> list[str]:
 class Carrier(ABC):
     """How the tasks of a run on one machine are run: what an entry of ENGINES is."""
 
+    several_devices: ClassVar[bool] = True  # may one client train on several?
+
     def check(self) -> None:  # noqa: B027
         """Refuses, before anything is built, where something is missing."""
 
@@ -135,6 +144,8 @@ class OneByOne(Carrier):
 
 class SideBySide(Carrier):
     """Clients in worker processes."""
+
+    several_devices: ClassVar[bool] = False  # they run side by side, and a worker may have no processes of its own
 
     def complete(self, run: Run, workers: int) -> Run:
         return run.model_copy(update={"workers": workers, "threads": max(run.threads, 1)})

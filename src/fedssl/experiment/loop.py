@@ -111,6 +111,7 @@ class Loop:
     def _evaluate(self, state: ServerState) -> dict[str, float]:
         measured = self.evaluator.measure(state)
         self.results.add(state.round_number, self.config.run.rounds, measured)
+        self.results.add_clients(self.evaluator.measure_clients(state))
         return measured.values
 
     def _keep(self, state: ServerState, record: dict[str, Any], outcome: Round | None = None) -> None:

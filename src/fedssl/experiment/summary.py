@@ -21,7 +21,7 @@ from fedssl.experiment.records.profile import totals_of
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.totals import mean
-from fedssl.experiment.records.verdict import MEASURES, verdict
+from fedssl.experiment.records.verdict import MEASURES, continued, verdict
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.budget import spent
@@ -49,6 +49,12 @@ class Results:
                     self.correct[measure] = packed(measured.correct[_name(measure, best)])
         elif round_number == rounds:
             self.results.update(final=measured.values, gain=self._gains(measured))
+
+    def add_clients(self, measured: dict[int, Measured]) -> None:
+        """What training changed at each client's own encoder, against the one that all began with."""
+        gains = {str(client): self._gains(one) for client, one in measured.items()}
+        if any(gains.values()):
+            self.results["clients"] = gains
 
     def _gains(self, measured: Measured) -> dict[str, Any]:
         """For each accuracy: image by image, what training changed; both encoders at their best."""
@@ -137,8 +143,9 @@ def summarise(
         "files": folder.seals(),
     }
     rounds = [] if "final" in summary else folder.read_rounds()  # for the newest accuracy
-    judged = verdict(RunRecord(folder.path, config.as_raw(), summary, rounds, {}))
-    return summary | {"verdict": judged.word if judged else None}
+    record = RunRecord(folder.path, config.as_raw(), summary, rounds, {})
+    judged, kept = verdict(record), continued(record)
+    return summary | {"verdict": judged.word if judged else None} | ({"continued": kept.word} if kept else {})
 
 
 def _data(parts: Parts) -> dict[str, Any]:

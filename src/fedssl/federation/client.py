@@ -16,6 +16,7 @@ from fedssl.core.weights import Weights, divergence, non_finite
 from fedssl.data.augmentation.views import Recipe
 from fedssl.data.dataset import Pixels
 from fedssl.federation.client_store import ClientStore, Sent
+from fedssl.federation.distributed import train_on_devices
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
 from fedssl.federation.messages import (
     ClientError,
@@ -34,6 +35,7 @@ from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, 
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import ClientRound, SiameseMethod
+from fedssl.networks.blocks import frozen_names
 
 if TYPE_CHECKING:
     from fedssl.federation.secure.terms import Terms
@@ -72,6 +74,8 @@ class Client:
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
+        frozen = frozen_names(method.online_encoder.backbone, self.training.freeze)
+        self.frozen = frozenset(f"backbone.{name}" for name in frozen)
         self.encoder_sent = "target" if self.upload == "target" and method.target_encoder is not None else "online"
         self.terms = self.secure(self.initial_global_weights(), self.told_numbers()) if self.secure else None
         separate = bool(self.privacy) or bool(self.terms) or self.wire.dtype != "fp32"
@@ -81,7 +85,7 @@ class Client:
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
         lr = self.training.learning_rate(task.round_number, self.rounds)
-        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed}"
+        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed} of {self.rounds} rounds"
 
     @property
     def adds_noise(self) -> bool:
@@ -128,12 +132,13 @@ class Client:
             scalars, at = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
-        report = train_locally(
+        train = train_locally if self.training.devices == 1 else train_on_devices
+        report = train(
             self.method,
             images,
             self.recipe,
             self.training,
-            lr=self.training.learning_rate(task.round_number, self.rounds),
+            lr=partial(self.training.learning_rate, task.round_number, self.rounds),
             seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
             clock=self.clock,
@@ -155,7 +160,8 @@ class Client:
             "feature_std": report.feature_std,
             "images": report.images,
             "seconds": time.perf_counter() - started,
-            "core_seconds": time.process_time() - started_working,  # of all threads: does not grow with other work
+            # Of all threads: does not grow with other work.
+            "core_seconds": time.process_time() - started_working + report.core_seconds_elsewhere,
         }
         if state is None and task.accepted_round is not None:
             scalars["started_over"] = 1.0

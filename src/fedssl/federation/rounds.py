@@ -60,6 +60,7 @@ class Server:
     wire: Wire = EXACT  # in which numbers weights travel; the server's own are exact
     payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
     needed: tuple[str, ...] = ()  # the numbers that every reply tells
+    frozen: frozenset[str] = frozenset()  # tensors of the encoder that nobody trains: they stay, whatever came back
     secure: "SecureServer | None" = None  # uploads are masked: the server learns their sum, and of no single one
 
     def quorum(self, sampled: int) -> int:
@@ -216,4 +217,12 @@ def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) 
             f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
             "(a robust aggregation.name may help)"
         )
-    return aggregated, memory
+    return _with_frozen(aggregated, state.global_weights, server.frozen), memory
+
+
+def _with_frozen(aggregated: GlobalWeights, before: GlobalWeights, frozen: frozenset[str]) -> GlobalWeights:
+    """Tensors that are not trained keep their bits: no rounding of a mean, of a wire and no noise reaches them."""
+    if not frozen:
+        return aggregated
+    trained = frozenset(before.encoder.tensors()) - frozen
+    return replace(aggregated, encoder=aggregated.encoder.overlaid(before.encoder.without(trained)))

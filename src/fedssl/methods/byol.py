@@ -1,5 +1,6 @@
 """BYOL: predict what a slowly moving target encoder makes of the other view."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.core.settings import Fraction
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.methods.losses import byol_loss
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
@@ -26,10 +27,12 @@ class BYOL(SiameseMethod):
         stop_gradient: bool = True,
         ema: bool = True,
         without_stop_gradient: Literal["paper", "authors"] = "paper",
+        momentum_schedule: Literal["constant", "cosine"] = "constant",  # cosine: to 1 over the rounds, as BYOL has it
     ) -> None:
         encoder = Encoder(backbone, mlp(feature_size, heads))
         super().__init__(encoder, mlp(heads.out, heads) if predictor else None, has_target=True)
         self.momentum, self.ema, self.stop_gradient = momentum, ema, stop_gradient
+        self.momentum_now, self.momentum_schedule = momentum, momentum_schedule
         # Without stop-gradient the paper trains the target by backpropagation too; the authors' code lets gradients
         # reach it but leaves it out of the optimizer, which changes nothing against the stop-gradient.
         assert self.target_encoder is not None
@@ -45,6 +48,12 @@ class BYOL(SiameseMethod):
         # Summed over the two directions, not averaged: a factor of two here is a factor of two in the learning rate.
         return byol_loss(p1, z2) + byol_loss(p2, z1)
 
+    def prepare(self, at: ClientRound) -> None:
+        """m, or m_r = 1 − (1 − m) · (1 + cos(pi · r / R)) / 2 for r = 0 … R − 1."""
+        if self.momentum_schedule == "cosine":
+            wave = 1 + math.cos(math.pi * (at.round_number - 1) / at.rounds)
+            self.momentum_now = 1 - (1 - self.momentum) * wave / 2
+
     def after_step(self) -> None:
         if self.ema:
-            self.move_target(self.momentum)
+            self.move_target(self.momentum_now)

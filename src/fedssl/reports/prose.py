@@ -10,7 +10,7 @@ from fedssl.core.files import size_text
 from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
+from fedssl.experiment.records.verdict import accuracy, advice, against_start, continued, mode, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, privacy_text
@@ -131,6 +131,8 @@ def tiles(record: RunRecord) -> list[Tile]:
     if judged := verdict(record):
         tried = "".join(f" To try: {text}." for text in advice(record))
         made.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", is_text=True))
+    if kept := continued(record):
+        made.append(Tile("Continued", kept.word, _sentence(kept.because), is_text=True))
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:

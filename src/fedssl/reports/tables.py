@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedssl.core.stopwatch import PARTS, UNKNOWN
 from fedssl.experiment.records.run_record import RunRecord
-from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, interval, verdict
+from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, continued, interval, verdict
 from fedssl.reports.compare import Row, evaluation_basis, parted, results, settings
 from fedssl.reports.listing import Listed
 
@@ -101,6 +101,8 @@ def _print_verdict(record: RunRecord, console: Console) -> None:
         return
     console.print("Each encoder in the BatchNorm mode that suits it better; *: re-estimated.", soft_wrap=True)
     console.print(Text.assemble("Verdict: ", (judged.word, "bold")))
+    if kept := continued(record):
+        console.print(Text.assemble("Continued: ", (kept.word, "bold"), f" ({kept.because})"), soft_wrap=True)
     for text in advice(record):
         console.print(Text(f"  to try: {text}"), soft_wrap=True)
 

@@ -22,6 +22,11 @@ from fedssl.networks.weight_files import file_sha256, find_weight_file, load_bac
 def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
     """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
+    if config.init.required and not config.init.encoder:
+        raise FedsslError(
+            "init.encoder: must be given, for this run goes on from weights: --set init.encoder=FILE (a .safetensors "
+            "file, a run folder or an export), and network.name as the file has it"
+        )
     with global_stream(config.run.seed, "initial-weights"):
         backbone = find_backbone(network.name, config.allow_code)(channels, **(network.model_extra or {}))
         size = feature_size(backbone, channels, image_size)

@@ -22,6 +22,7 @@ from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_ke
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods.base import SiameseMethod
+from fedssl.networks.blocks import blocks_of, first_blocks
 
 ImagesOf = Callable[[int], Pixels]
 
@@ -50,7 +51,9 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
     public = parts.client.method.public
     if public is not None:
-        remarks.append(f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them")
+        parts.remarks.append(
+            f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them"
+        )
     return parts
 
 
@@ -69,10 +72,22 @@ def assemble(
         server=build_server(config, client, len(partition.clients)),
         monitor=build_monitor(config, dataset),
         device=device,
-        remarks=remarks,
+        remarks=[*remarks, *_frozen(config, method)],
         warnings=build_warnings(config),
         public_source=public_source,
     )
+
+
+def _frozen(config: Config, method: SiameseMethod) -> list[str]:
+    """In words, what of the backbone is not trained."""
+    backbone, count = method.online_encoder.backbone, config.local_training.freeze
+    if not count:
+        return []
+    sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
+    blocks = first_blocks(backbone, count)
+    share = sum(sizes[name] for block in blocks for name in block.parameters) / sum(sizes.values())
+    names = ", ".join(block.name for block in blocks)
+    return [f"frozen: {names} ({count} of {len(blocks_of(backbone))} blocks, {share:.0%} of the backbone's parameters)"]
 
 
 def build_client(
@@ -128,6 +143,7 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
         wire=client.wire,
         payload_problem=client.method.payload_problem,
         needed=client.needed_numbers(),
+        frozen=client.frozen,
     )
 
 

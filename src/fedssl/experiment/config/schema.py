@@ -78,6 +78,7 @@ class Init(BaseModel):
     encoder: Place = Field("", description="a .safetensors file, a run folder or an export; default: at random")
     skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
     sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
+    required: bool = Field(False, description="refuse to start at random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,7 @@ class Evaluation(BaseModel):
     features: Literal["backbone", "projection"] = "backbone"
     linear_probe: bool = Field(False, description="also fit a linear layer for the first and the last encoder")
     linear_epochs: Count = 200
+    clients: bool = Field(False, description="also every client's own encoder after the last round, by kNN")
 
 
 class Failures(BaseModel):

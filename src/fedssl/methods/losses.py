@@ -98,7 +98,8 @@ def ssd_separation(z: Tensor, scaling: Tensor) -> Tensor:
 def ssd_separation_authors(z: Tensor, scaling: Tensor) -> Tensor:
     """SSD: ‖Z − sg(norm(Z ⊙ d_k))‖ / B, one norm over the batch."""
     z = F.normalize(z, dim=1)
-    return torch.linalg.vector_norm(z - F.normalize(z.detach() * scaling, dim=1)) / len(z)
+    distance: Tensor = torch.linalg.vector_norm(z - F.normalize(z.detach() * scaling, dim=1))
+    return distance / len(z)
 
 
 @in_float32

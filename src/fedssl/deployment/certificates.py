@@ -76,6 +76,18 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     return private, public
 
 
+def make_roster(out: Path, files: list[Path]) -> tuple[int, str]:
+    """One file of all sites' public keys, for every site; returns how many they are, and their fingerprint."""
+    from fedssl.federation.secure.keys import fingerprint, read_roster, roster_text
+
+    roster = read_roster(*files)
+    if out.exists() and out.read_text(encoding="utf-8") != roster_text(roster):
+        raise FedsslError(f"{out}: is there already with other keys: nothing is overwritten; choose another --out")
+    if not out.exists():
+        _write(out, roster_text(roster).encode())
+    return len(roster), fingerprint(roster)
+
+
 def check_server_certificate(made: ServerCertificate) -> None:
     """Refuses, before anything starts, files that are missing, expired, or do not belong together."""
     for path in vars(made).values():

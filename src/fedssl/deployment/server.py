@@ -63,6 +63,8 @@ class Deployment:
             )
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
+            if self.config.uploads.secure:
+                raise FedsslError("--insecure: with aggregation.secure sites sign with their keys: use TLS and keys")
         else:
             check_server_certificate(self.certificate)
 

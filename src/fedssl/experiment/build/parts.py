@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,7 +16,7 @@ from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.config.schema import Config
-from fedssl.federation.client import Client
+from fedssl.federation.client import Client, MakeTerms
 from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
@@ -62,7 +63,8 @@ def assemble(
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
-    client = build_client(config, method, images_of, len(partition.clients))
+    sizes = partition.sizes()
+    client = build_client(config, method, images_of, len(sizes), max(sizes, default=0))
     return Parts(
         dataset=dataset,
         partition=partition,
@@ -88,7 +90,11 @@ def _frozen(config: Config, method: SiameseMethod) -> list[str]:
     return [f"frozen: {names} ({count} of {len(blocks_of(backbone))} blocks, {share:.0%} of the backbone's parameters)"]
 
 
-def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int) -> Client:
+def build_client(
+    config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int, most_images: int = 0
+) -> Client:
+    """`most_images`: of the largest client, where that is known."""
+    privacy = config.privacy.build()
     return Client(
         method=method,
         rule=config.update_rule.build(),
@@ -102,8 +108,25 @@ def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf, num
         batchnorm=config.uploads.batchnorm,
         profile=config.run.profile,
         wire=Wire(config.uploads.wire_dtype),
-        privacy=config.privacy.build(),
+        privacy=privacy,
         start_over=config.failures.damaged_state == "start-over",
+        secure=_secure(config, privacy, num_clients, most_images) if config.uploads.secure else None,
+    )
+
+
+def _secure(config: Config, privacy: ClientDP | None, num_clients: int, most_images: int) -> MakeTerms:
+    from fedssl.federation.secure.terms import make_terms
+
+    uploads, clients = config.uploads, config.client_sampling.clients_per_round or num_clients
+    return partial(
+        make_terms,
+        clients=clients,
+        threshold=uploads.secure_threshold,
+        most_examples=uploads.secure_max_examples or most_images or None,
+        limit=uploads.secure_limit,
+        statistics_limit=uploads.secure_statistics_limit,
+        clip_norm=privacy.clip_norm if privacy else None,
+        deviation=privacy.deviation(clients) if privacy else 0.0,
     )
 
 
@@ -125,7 +148,7 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
 
 
 def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
-    if privacy is None:
+    if privacy is None or config.uploads.secure:
         made: Aggregator = config.aggregation.build()
         return made
     sampled = config.client_sampling.clients_per_round or num_clients

@@ -134,7 +134,7 @@ def _collapse(record: RunRecord) -> list[str]:
     from fedssl.methods.collapse import COLLAPSED_BELOW  # needs torch, which a list of runs does without
 
     last = record.trained[-1]["clients"] if record.trained else []
-    if not any(client.get("feature_std", 1.0) < COLLAPSED_BELOW for client in last):
+    if not any(one.get("feature_std", 1.0) < COLLAPSED_BELOW for one in (*last, *record.trained[-1:])):
         return []
     return [
         "a lower local_training.lr, or another method (method.name=simclr): features collapsed, all images look alike"
@@ -147,7 +147,7 @@ def _few_steps(record: RunRecord) -> list[str]:
     epochs, batch_size = training.get("epochs", 1), training.get("batch_size", 1)
     for one in record.trained:
         for client in one["clients"]:
-            steps = epochs * max(client["n"] // batch_size, 1)
+            steps = epochs * max(client.get("n", one.get("n", 0) // len(one["clients"])) // batch_size, 1)
             taken[client["client"]] = taken.get(client["client"], 0) + steps
     typical = round(statistics.median(taken.values())) if taken else FEW_STEPS
     if typical >= FEW_STEPS:

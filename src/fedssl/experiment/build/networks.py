@@ -11,6 +11,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
+from fedssl.data.augmentation.views import Recipe
 from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import choose_public_images
@@ -87,6 +88,15 @@ def build_networks(
 ) -> tuple[SiameseMethod, str]:
     """The networks where they are trained, and in words where a method's public images come from."""
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    _check_views(method, config.augmentation.build(), dataset.train.channels, dataset.train.image_size)
     method.public, public_source = choose_public_images(config, dataset, partition, progress)
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method, public_source
+
+
+def _check_views(method: SiameseMethod, recipe: Recipe, channels: int, image_size: tuple[int, int]) -> None:
+    """Refuses views of a size that cannot be made, or that the network does not take."""
+    for group in method.view_groups:
+        size = recipe.output(image_size, group.part)
+        if size != image_size:
+            feature_size(method.online_encoder.backbone, channels, size)

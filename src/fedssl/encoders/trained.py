@@ -143,7 +143,13 @@ def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
         "orientation": "EXIF obeyed",
         "transparency": "white",
         "white_16_bit": decoding.white,
+        **{f"{name}_inside": value for name, value in normalisation(about).items()},
     }
+
+
+def normalisation(about: dict[str, Any]) -> dict[str, list[float]]:
+    """Mean and deviation by which a network of a library normalises its input; none of fedssl's own does."""
+    return {name: about["network"][name] for name in ("mean", "std")} if "library" in about else {}
 
 
 def permission(about: dict[str, Any]) -> str:

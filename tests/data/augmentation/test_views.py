@@ -218,8 +218,16 @@ def test_recipes():
 def test_bad_recipe_and_images():
     with pytest.raises(FedsslError, match=r"crop_scale_min 0.5 is above crop_scale_max 0.2"):
         Recipe(crop_scale_min=0.5, crop_scale_max=0.2)
-    with pytest.raises(FedsslError, match="2 channels"):
-        augment(PIXELS[:, :2], Recipe(), generator())
+
+
+def test_other_channels_than_colours_are_cropped_and_flipped_but_keep_their_values():
+    """Channel by channel the same as without jitter: no colour can be changed where there is none."""
+    five = torch.cat([PIXELS, PIXELS[:, :2]], dim=1)
+    found = augment(five, Recipe(jitter=1, grey=1), generator())
+    plain = augment(PIXELS, Recipe(jitter=0, grey=0), generator())
+    assert found.shape == (len(PIXELS), 5, *PIXELS.shape[2:])
+    assert torch.equal(found[:, :3], plain)
+    assert torch.equal(found[:, 3:], plain[:, :2])
 
 
 def test_more_views_go_on_where_two_end():

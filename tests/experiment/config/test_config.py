@@ -256,7 +256,7 @@ def test_bad_values_are_named(override, message):
     ("name", "message"),
     [
         ("smok", "no preset or .toml file 'smok' .did you mean 'smoke'.*fedssl presets"),
-        ("smoke+fedux", "no algorithm 'fedux' .did you mean 'fedu'"),
+        ("smoke+fedemo", "no algorithm 'fedemo' .did you mean 'fedema'"),
         ("missing.toml", "missing.toml: there is no such file"),
     ],
 )

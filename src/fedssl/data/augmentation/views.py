@@ -226,8 +226,6 @@ def apply_parameters(pixels: Tensor, parameters: Parameters, output: tuple[int, 
     Parameters may be on another device.
     """
     channels, height, width = pixels.shape[1:]
-    if channels not in (1, 3):
-        raise FedsslError(f"images of {channels} channels cannot be augmented: colour jitter needs 1 or 3")
     top, left, crop_height, crop_width, flip = (
         _sent(value, pixels.device)
         for value in (parameters.top, parameters.left, parameters.height, parameters.width, parameters.flip)
@@ -239,7 +237,8 @@ def apply_parameters(pixels: Tensor, parameters: Parameters, output: tuple[int, 
     images = resample(pixels.float(), rows, columns.div_(255))  # uint8 to [0, 1] on the way
     _change(images, parameters.upside_down, lambda chosen: chosen.flip(2))
     _change(images, parameters.quarter_turn, lambda chosen: chosen.rot90(1, (2, 3)))
-    _jitter(images, parameters)
+    if channels in (1, 3):  # other channels are no colours
+        _jitter(images, parameters)
     if channels == 3:
         _change(images, parameters.grey, lambda chosen: colour.grey(chosen).expand(-1, 3, -1, -1))
     blurred = _where(parameters.blur)

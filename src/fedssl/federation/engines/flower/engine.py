@@ -149,7 +149,8 @@ class FlowerEngine:
     def _wait(self, pending: list[_Pending], seconds: float) -> None:
         away = [self._title(one) for one in pending if one.message is None]
         working = [self._title(one) for one in pending if one.message is not None]
-        parts = [f"for {_listed(working)} to train"] if working else []
+        doing = "answer" if any(one.task.stage for one in pending) else "train"
+        parts = [f"for {_listed(working)} to {doing}"] if working else []
         parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
         self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
         time.sleep(self.pause)

@@ -105,7 +105,7 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
             ["run", "folder", "--set", "data.layout=silo"],
             "data.layout: there is no 'silo' (did you mean 'silos'?)",
         ),
-        (["run", "folder", "--set", "data.channels=2"], "data.channels: 2 is not one of 1, 3"),
+        (["run", "folder", "--set", "data.channels=0"], "data.channels: 0 is not a whole number 1 or more"),
         (["data", "inspect", "nowhere"], "nowhere: there is no such folder"),
         (["data", "inspect", "."], "lies among the images, which are never written to"),
     ],

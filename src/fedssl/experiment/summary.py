@@ -28,6 +28,7 @@ from fedssl.federation.privacy.budget import spent
 from fedssl.federation.rounds import Round, ServerState
 from fedssl.networks.backbones import feature_size
 from fedssl.networks.heads import Encoder
+from fedssl.networks.libraries import input_settings, origin_of
 
 if TYPE_CHECKING:
     from fedssl.federation.secure.terms import Summed
@@ -170,9 +171,11 @@ def encoder_facts(config: Config, parts: Parts, encoder: Encoder, round_number: 
     """What `load_encoder` and a curious reader need to know."""
     train, network = parts.dataset.train, config.network
     backbone = deepcopy(encoder.backbone).to("cpu")
+    origin = origin_of(backbone)
     return {
         "fedssl": metadata.version("fedssl"),
-        "network": {"name": network.name, **(network.model_extra or {})},
+        "network": {"name": network.name, **(network.model_extra or {}), **input_settings(backbone)},
+        **({"library": asdict(origin)} if origin else {}),
         "channels": train.channels,
         "image_size": list(train.image_size),
         "feature_size": feature_size(backbone, train.channels, train.image_size),

@@ -230,11 +230,12 @@ def train_locally(
     with global_stream(seed, "dropout"):
         for epoch in range(settings.epochs):
             loss_sum.zero_()
+            method.start_epoch()
             order = torch.randperm(len(pixels), generator=order_stream)
             for step in range(steps):
                 with clock.part("augment"):
                     batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
-                    views = make_views(batch.to(device, non_blocking=True), recipe, augment_stream, method.num_views)
+                    views = make_views(batch.to(device, non_blocking=True), recipe, augment_stream, method.view_groups)
                 done, part = epoch * steps + step + 1, Part.at(step, steps, settings.accumulate)
                 with clock.part("steps"):
                     set_rate(stepper.optimizer, rate(done - 1, total))

@@ -123,8 +123,8 @@ def lookalikes(prefix: str, queries: Array, matches: Array) -> Figure:
 
 
 def png_uri(pixels: Array) -> str:
-    """A uint8 image C x H x W as a data: address."""
-    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    """A uint8 image C x H x W as a data: address; of other than three channels the first, in grey."""
+    picture = Image.fromarray(pixels[0] if len(pixels) != 3 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     picture.thumbnail((THUMB_PIXELS, THUMB_PIXELS))
     file = io.BytesIO()
     picture.save(file, "PNG")

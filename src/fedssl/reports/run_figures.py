@@ -65,7 +65,11 @@ def _divergence_text(record: RunRecord) -> str:
     """Which two encoders are compared, and how; a rule that measures none is recorded with the distance to W_g."""
     rule = record.config["update_rule"]
     moved, drifted = "how far its own last training moved its encoder", "how far its encoder is from the global one"
-    norms = {"mean-conv": "mean over convolutions", "l2": "Euclidean norm of the weights' difference"}
+    norms = {
+        "mean-conv": "mean over convolutions",
+        "mean-matrix": "mean over weight matrices",
+        "l2": "Euclidean norm of the weights' difference",
+    }
     norm = str(rule.get("norm", "l2"))
     return f"{moved if rule.get('between') == 'before-after' else drifted} ({norms.get(norm, norm)})"
 

@@ -256,7 +256,7 @@ def test_bad_values_are_named(override, message):
     ("name", "message"),
     [
         ("smok", "no preset or .toml file 'smok' .did you mean 'smoke'.*fedssl presets"),
-        ("smoke+fedux", "no algorithm 'fedux' .did you mean 'fedu'"),
+        ("smoke+fedemo", "no algorithm 'fedemo' .did you mean 'fedema'"),
         ("missing.toml", "missing.toml: there is no such file"),
     ],
 )
@@ -307,7 +307,7 @@ def test_describe_settings_of_fedema():
     described = describe_settings(FedEMA)
     assert described["tau"] == ("a number from 0 to 1", "0.7")
     assert described["scale"] == ("a number 0 or more", "not set")
-    assert described["norm"][0] == "one of l2, mean-conv"
+    assert described["norm"][0] == "one of l2, mean-conv, mean-matrix"
 
 
 def test_describe_settings_shows_what_a_registry_line_fixed():

@@ -24,7 +24,7 @@ from fedssl.data.holdout import HeldOut, ZeroIsNone, with_validation
 from fedssl.data.own import arrays, manifest
 from fedssl.data.own.arrays import find_in_array
 from fedssl.data.own.cache import DecodedImages, decoded
-from fedssl.data.own.decoding import LARGEST_GREY, Decoding
+from fedssl.data.own.decoding import LARGEST_GREY, SHOWN, Decoding
 from fedssl.data.own.folder import Files, find_in_folder
 from fedssl.data.own.found import Found, Part, Sample, by_number, printable, shortened
 from fedssl.data.own.hugging_face import BY_NAME, find_in_dataset, is_saved_dataset
@@ -93,7 +93,7 @@ def folder(
     path: Place = "",
     layout: Annotated[str, LAYOUTS] = "auto",
     image_size: Count = 64,
-    channels: Literal[1, 3] = 3,
+    channels: Count = 3,
     fit: Literal["crop", "stretch"] = "crop",
     white: Grey = LARGEST_GREY,
     labels: bool = True,
@@ -132,7 +132,12 @@ def folder(
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
-        remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
+        remarks=(
+            *found.remarks,
+            *_enlarged(train.originals(), image_size),
+            *_without_colours(channels),
+            *reader.remarks(),
+        ),
     )
     return with_validation(dataset, validation_images)
 
@@ -148,12 +153,17 @@ def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
         )
 
 
+def _without_colours(channels: int) -> Iterator[str]:
+    if channels not in SHOWN:
+        yield f"images of {channels} channels are no colours: views have no colour jitter and are never grey"
+
+
 @kept("sites")
 def sites(
     progress: Progress = silent,
     *,
     image_size: Count = 64,
-    channels: Literal[1, 3] = 3,
+    channels: Count = 3,
     fit: Literal["crop", "stretch"] = "crop",
     white: Grey = LARGEST_GREY,
     eval_train: Place = "",

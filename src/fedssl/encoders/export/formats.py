@@ -8,11 +8,11 @@ from typing import Any
 from fedssl.core.extras import need
 from fedssl.core.registry import Registry
 from fedssl.core.weights import Weights
+from fedssl.encoders.export.libraries import check_timm, check_torchvision, library_facts, library_tensors
 from fedssl.encoders.export.programs import write_onnx, write_torch_export
-from fedssl.encoders.export.resnets import check_resnet, resnet_facts
 from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import TrainedEncoder, permission
-from fedssl.networks.weight_files import standard_names, weight_file
+from fedssl.networks.weight_files import weight_file
 
 About = dict[str, Any]
 Write = Callable[[TrainedEncoder, Path], float | None]
@@ -32,7 +32,7 @@ def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
 
 
 def _write_standard(encoder: TrainedEncoder, path: Path) -> None:
-    path.write_bytes(weight_file(standard_names(Weights.of(encoder.model.backbone).tensors()), encoder.about))
+    path.write_bytes(weight_file(library_tensors(encoder), encoder.about))
 
 
 def _write_onnx(encoder: TrainedEncoder, path: Path) -> float:
@@ -48,7 +48,7 @@ def _usage(template: str, file: str) -> Callable[[About], str]:
 
     def usage(about: About) -> str:
         shape = " x ".join(map(str, (about["channels"], *about["image_size"])))
-        facts = {"file": file, "shape": shape, "permission": permission(about), **resnet_facts(about)}
+        facts = {"file": file, "shape": shape, "permission": permission(about), **library_facts(about)}
         return markdown(template, about=about, **facts)
 
     return usage
@@ -63,14 +63,14 @@ FORMATS: Registry[Format] = Registry(
             "torchvision.safetensors",
             _write_standard,
             _usage("torchvision", "torchvision.safetensors"),
-            check_resnet("torchvision"),
+            check_torchvision,
         ),
-        "timm": Format("timm.safetensors", _write_standard, _usage("timm", "timm.safetensors"), check_resnet("timm")),
+        "timm": Format("timm.safetensors", _write_standard, _usage("timm", "timm.safetensors"), check_timm),
         "onnx": Format(
             "encoder.onnx", _write_onnx, _usage("onnx", "encoder.onnx"), lambda _: need("onnx", "--to onnx")
         ),
         "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
-        "hub": Format("model.safetensors", _write_ours, _usage("ours", "model.safetensors")),
+        "hub": Format("model.safetensors", _write_ours, _usage("hub", "model.safetensors")),
     },
     Format,
 )

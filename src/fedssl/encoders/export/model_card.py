@@ -1,8 +1,10 @@
 """The README.md of an export: what the encoder is, how good by which protocol, its use, and what left the clients."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedssl.encoders.export.libraries import timm_config
 from fedssl.encoders.markdown import markdown
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import against_start, best_text
@@ -11,6 +13,7 @@ from fedssl.reports.compare import percent
 from fedssl.reports.prose import headline, leaving, shares, story, title, warnings
 
 About = dict[str, Any]
+PUBLIC = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # datasets that model hubs know
 
 
 def model_card(record: RunRecord, about: About, usage: Mapping[str, str]) -> str:
@@ -20,7 +23,7 @@ def model_card(record: RunRecord, about: About, usage: Mapping[str, str]) -> str
     text = privacy_text(promised) if promised else ""
     card = markdown(
         "model_card",
-        config=record.config,
+        front=_front(record, about),
         about=about,
         is_global=about["encoder"] == "global",
         headline=headline(record),
@@ -39,6 +42,32 @@ def model_card(record: RunRecord, about: About, usage: Mapping[str, str]) -> str
         table=_table,
     )
     return card + "\n"
+
+
+def _front(record: RunRecord, about: About) -> list[str]:
+    """The lines that model hubs read; JSON is YAML."""
+    data = record.config["data"]["name"]
+    facts: dict[str, Any] = {
+        "license": about.get("license", "unknown"),
+        "library_name": "timm" if timm_config(about) else "fedssl",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["federated-learning", "self-supervised-learning", record.config["method"]["name"]],
+    }
+    if data in PUBLIC:
+        facts["datasets"] = [PUBLIC[data]]
+    measured = {"kNN accuracy": record.gain("knn"), "linear probe accuracy": record.gain("linear")}
+    results = [
+        {
+            "task": {"type": "image-classification"},
+            "dataset": {"name": title(record.config, "data"), "type": PUBLIC.get(data, data)},
+            "metrics": [{"type": "accuracy", "name": name, "value": round(gain.trained.accuracy, 4)}],
+        }
+        for name, gain in measured.items()
+        if gain
+    ]
+    if results and about["encoder"] == "global":  # of a client's own encoder the run measured none of these
+        facts["model-index"] = [{"name": headline(record), "results": results}]
+    return [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in facts.items()]
 
 
 def _settings(record: RunRecord) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ def check_resnet(library: str) -> Callable[[About], None]:
         name, width = network["name"], network.get("width", WIDTH)
         instead = "choose safetensors, onnx, torch-export or hub"
         if name not in BLOCKS:
-            raise FedsslError(f"--to {library}: it has no network like {name}, only ResNets: {instead}")
+            raise FedsslError(f"--to {library}: it has no network like {name}: {instead}")
         if network.get("stem", "learned") != "learned":
             raise FedsslError(f"--to {library}: its ResNets have no {network['stem']} stem (network.stem): {instead}")
         if width != WIDTH:

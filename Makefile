@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: help demo test check check-report check-loggers check-flower bench results soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower check-timm bench results soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
+	@echo "make check-timm  the newest torch, torchvision, timm and huggingface_hub: networks, weights and exports (some GB)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
 	@echo "make results  the tables of docs/results.md from the records in results/"
 	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
@@ -43,7 +44,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not timm'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
@@ -51,6 +52,12 @@ check-loggers: $(STAMP)
 
 check-flower: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m flower
+
+# Its own environment, several GB: the newest of each, whatever constraints.txt says.
+check-timm:
+	@test -x .venv-timm/bin/python || $(PYTHON) -m venv .venv-timm
+	.venv-timm/bin/python -m pip install $(PIP_QUIET) --upgrade torch torchvision timm huggingface_hub pytest --editable .
+	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/encoders/export/test_real_libraries.py
 
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser

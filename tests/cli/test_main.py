@@ -105,7 +105,7 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
             ["run", "folder", "--set", "data.layout=silo"],
             "data.layout: there is no 'silo' (did you mean 'silos'?)",
         ),
-        (["run", "folder", "--set", "data.channels=2"], "data.channels: 2 is not one of 1, 3"),
+        (["run", "folder", "--set", "data.channels=0"], "data.channels: 0 is not a whole number 1 or more"),
         (["data", "inspect", "nowhere"], "nowhere: there is no such folder"),
         (["data", "inspect", "."], "lies among the images, which are never written to"),
     ],
@@ -306,10 +306,24 @@ def test_compare_and_ls_need_no_torch():
     assert shown.strip() == "False"
 
 
-def test_run_with_tensorboard_writes_event_files(tmp_path):
-    code, _, err = fedssl("run", "smoke", *TINY, "--set", "rounds=1", "--tensorboard", "--out", str(tmp_path / "run"))
+OWN_LOGGER = """
+class Lines:
+    def start(self, folder, config, done):
+        self.file = (folder / "lines.txt").open("w")
+    def log_round(self, record):
+        print(record["round"], file=self.file)
+    def finish(self, summary):
+        print(summary["status"], file=self.file, flush=True)
+"""
+
+
+def test_run_logs_to_tensorboard_and_to_a_class_that_was_typed(tmp_path):
+    (tmp_path / "own_logger.py").write_text(OWN_LOGGER)
+    loggers = ("--tensorboard", "--logger", "own_logger:Lines", "--logger", "tensorboard")
+    code, _, err = fedssl("run", "smoke", *TINY, "--set", "rounds=1", *loggers, "--out", "run", cwd=tmp_path)
     assert (code, err) == (0, "")
-    assert len(list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))) == 1
+    assert len(list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))) == 1, "named twice, made once"
+    assert (tmp_path / "run" / "lines.txt").read_text().split() == ["0", "1", "finished"]
 
 
 def test_run_with_a_logger_that_is_not_installed_says_so_before_training(tmp_path):

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedssl.core.weights import CHUNK, Average, Weights, conv_names, divergence, interpolate, non_finite
+from fedssl.core.weights import (
+    CHUNK,
+    Average,
+    Weights,
+    conv_names,
+    divergence,
+    interpolate,
+    matrix_names,
+    non_finite,
+)
 from fedssl.networks.backbones import resnet18
 
 
@@ -119,6 +128,13 @@ def test_mean_conv_divergence_by_hand():
 
     distance = divergence(of(3.0, 1.0, 50.0), of(0.0, 0.0, 0.0), "mean-conv")
     assert distance == pytest.approx((3.0 + math.sqrt(2.0)) / 2)
+    over_all = divergence(of(3.0, 1.0, 50.0), of(0.0, 0.0, 0.0), "mean-matrix")
+    assert over_all == pytest.approx((3.0 + math.sqrt(2.0) + 50 + 50) / 4)
+
+
+def test_mean_matrix_looks_at_linear_layers_and_convolutions_and_not_at_norms():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm(4), nn.Linear(4, 5), nn.BatchNorm1d(5))
+    assert matrix_names(Weights.of(network)) == ["0.weight", "2.weight"]
 
 
 def test_mean_conv_looks_at_conv_layers_of_a_resnet_and_not_at_shortcuts():

@@ -17,17 +17,36 @@ pytestmark = pytest.mark.flower
 EXAMPLE = Path(__file__).parents[2] / "examples/deployment/run_on_loopback.sh"
 
 
-def test_the_guide_on_loopback_ends_with_the_bits_of_one_process(tmp_path):
-    for number, name in enumerate(NAMES):
-        write_images(tmp_path / "sites" / name, number)
-        shutil.copytree(tmp_path / "sites" / name, tmp_path / name / "images")
+def run_example(folder, names, rounds, **given):
+    for number, name in enumerate(names):
+        write_images(folder / "sites" / name, number)
+        shutil.copytree(folder / "sites" / name, folder / name / "images")
     words = " ".join(f"--set {key}={value}" for key, value in SETTINGS.items())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "SETTINGS": words}
-    command = [str(EXAMPLE), str(tmp_path), "3", str(free_port())]
+    environment = os.environ | {"PATH": path, "SETTINGS": words} | given
+    command = [str(EXAMPLE), str(folder), str(rounds), str(free_port())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    federation = Federation(tmp_path, 3)
+    federation = Federation(folder, rounds)
     assert done.returncode == 0, done.stdout + done.stderr + federation.story()
+    return federation
+
+
+def test_the_secure_variant_of_the_guide_ends_with_the_bits_of_one_process(tmp_path):
+    """TLS, three hospitals that compare a roster, one round: the server has a sum and nothing else."""
+    names = [*NAMES, "hospital-c"]
+    federation = run_example(tmp_path, names, 1, SECURE="1")
+    secure = {"aggregation.secure": True, "aggregation.secure_max_examples": 1000, "update_rule.lambda_at": "client"}
+    assert federation.everything(names) == federation.in_one_process(**secure)
+    record = json.loads((federation.run / "rounds.jsonl").read_text().splitlines()[-1])
+    assert [sorted(client) for client in record["clients"]] == [["bytes_down", "bytes_up", "client"]] * 3
+    assert record["n"] == 120
+    said = {(tmp_path / name / "client.log").read_text().partition("fingerprint ")[2].split("\n")[0] for name in names}
+    assert len(said) == 1
+    assert "failures" not in record
+
+
+def test_the_guide_on_loopback_ends_with_the_bits_of_one_process(tmp_path):
+    federation = run_example(tmp_path, NAMES, 3)
     assert federation.everything() == federation.in_one_process()
     sent = [
         client

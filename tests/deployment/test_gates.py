@@ -9,7 +9,7 @@ import pytest
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.superlink import NodesOnly, is_here
 from fedssl.deployment.superlink import only as only_stored
-from fedssl.deployment.supernode import _Checked, only
+from fedssl.deployment.supernode import checked_connection, only
 
 
 async def inner(scope, receive, send):
@@ -104,7 +104,7 @@ def test_a_nodes_connection_is_checked_and_closed():
             return False
 
     connection = Connection()
-    with _Checked(connection, hashlib.sha256(b"x").hexdigest()) as parts:
+    with checked_connection(connection, hashlib.sha256(b"x").hexdigest()) as parts:
         assert (parts[0], parts[5]) == (7, "rest")
         assert parts[4]("hash", 1).verifications
     assert connection.closed == (None, None, None)

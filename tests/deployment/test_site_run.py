@@ -120,7 +120,7 @@ def asked(settings, **changes):
         ({"privacy.placement": "central"}, "privacy.placement local → central"),
         ({"network.width": 8}, "network.width 4 → 8"),
         ({"update_rule.tau": 0.1}, "update_rule.tau 0.7 → 0.1"),
-        ({"method.name": "simclr"}, "method.name byol → simclr"),
+        ({"method.name": "byol"}, "method.name simclr → byol"),
         ({"aggregation.batchnorm": "local-layers"}, "aggregation.batchnorm"),
         ({"seed": 1}, "seed 0 → 1"),
     ],
@@ -141,7 +141,7 @@ def test_what_a_run_was_begun_with_is_checked_before_it_is_used(tmp_path):
     write_images(tmp_path / "images", 0, 24)
     open_side(node_config(tmp_path), about())
     manifest = tmp_path / "state/runs/a1b2/settings/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"byol"', '"fedca"'))
+    manifest.write_text(manifest.read_text().replace('"simclr"', '"fedca"'))
     with pytest.raises(DamagedError, match=r"settings/manifest\.json: damaged"):
         open_side(node_config(tmp_path), about())
 

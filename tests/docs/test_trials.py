@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.layers import typed_config
 from scripts import trials
 from tests.helpers.small import TINY
 
@@ -18,7 +18,7 @@ def test_the_page_shows_the_records_as_they_are(name):
 
 @pytest.mark.parametrize(("one", "trial"), RUNNABLE, ids=lambda value: value.name)
 def test_the_settings_of_a_trial_exist_and_its_core_seconds_are_its_own(one, trial):
-    config = load_config(trial.preset, trial.settings)
+    config = typed_config(trial.preset, trial.settings)
     assert (config.run.engine, config.run.threads) == ("in-process", 1)
 
 

@@ -14,7 +14,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import build_dataset, build_partition, choose_public_images
 from fedssl.experiment.build.parts import build
-from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.config.layers import load_config, typed_config
 from fedssl.experiment.experiment import load
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.federation.model_communication import Replace
@@ -131,7 +131,18 @@ def test_public_images_of_another_dataset():
     with pytest.raises(FedsslError, match=r"method\.public_data: images of synthetic are 3 x \(32, 32\)"):
         build(load_config("smoke+fedca", {**other, "data.image_size": 16}))
     with pytest.raises(FedsslError, match=r"method\.public_data: there is no 'cifar11'"):
-        build(load_config("smoke+fedca", {**other, "method.public_data": "cifar11"}))
+        load_config("smoke+fedca", {**other, "method.public_data": "cifar11"})
+
+
+def test_public_images_of_a_dataset_that_a_person_typed(tmp_path, monkeypatch):
+    code = "from fedssl.data.standard.cached import synthetic\ndef mine(progress): return synthetic()\n"
+    (tmp_path / "public_set.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"method.public_images": 8, "method.public_data": "public_set:mine"}
+    parts = build(typed_config("smoke+fedca", own))
+    assert parts.public_source.startswith("of public_set:mine")
+    with pytest.raises(FedsslError, match=r"method\.public_data: it names code of package 'public_set'.*--allow-code"):
+        load_config("smoke+fedca", own)
 
 
 def test_what_belongs_to_clients_is_never_public(tmp_path):

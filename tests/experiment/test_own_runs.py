@@ -373,3 +373,23 @@ def test_a_decoder_that_fails_in_an_unforeseen_way_is_no_silence(tmp_path, monke
     monkeypatch.setattr(image_cache, "decode_file", broken)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "run", tmp_path / "p")
+
+
+# --- other channels than colours --------------------------------------------------------------------------------------
+
+
+def test_a_run_on_images_of_five_channels_says_that_there_is_no_colour_jitter(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 5, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=pixels, labels=np.repeat([0, 1], 12))
+    view = Recorder()
+    report = run(
+        tmp_path / "run",
+        tmp_path / "x.npz",
+        view,
+        **{"data.channels": 5, "network.stem": "learned", "partition.num_clients": 2, "rounds": 1},
+    )
+    write_report([report.folder], tmp_path / "page.html", images=4)
+    assert "data:image/png" in (tmp_path / "page.html").read_text()
+    dataset = FinishedRun.open(report.folder).dataset
+    assert dataset.train.pixels.shape == (24, 5, 16, 16)
+    assert any("images of 5 channels are no colours: views have no colour jitter" in text for text in dataset.remarks)

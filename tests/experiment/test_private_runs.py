@@ -171,4 +171,4 @@ def test_bounds_must_be_given_and_other_rules_need_no_lambda():
 def test_the_list_of_settings():
     listed = CliRunner().invoke(app, ["privacy"]).output
     assert "privacy.clip_norm = must be given   (a number above 0)" in listed
-    assert 'privacy.placement = "central"   (one of central, local)' in listed
+    assert 'privacy.placement = "central"   (one of central, local, distributed)' in listed

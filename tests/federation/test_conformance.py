@@ -12,14 +12,16 @@ from tests.helpers.small import digests, make_client, make_method, run, state_di
 @pytest.mark.parametrize("rule", UPDATE_RULES)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_rounds_stay_finite_and_repeat_bit_for_bit(tmp_path, method, rule):
-    outcomes, store = run(tmp_path / "a", rule, method)
+    # A transformer has no convolutions named conv*: FedU's usual norm is refused there, with this remedy.
+    settings = {"norm": "mean-matrix"} if (method, rule) == ("mae", "fedu") else {}
+    outcomes, store = run(tmp_path / "a", rule, method, **settings)
     for outcome in outcomes:
         assert len(outcome.results) == 4
         for result in outcome.results:
             assert math.isfinite(result.scalars["loss"])
             assert 0 <= result.scalars.get("mu", 0.0) <= 1
             assert result.num_examples == 20
-    again, again_store = run(tmp_path / "b", rule, method)
+    again, again_store = run(tmp_path / "b", rule, method, **settings)
     assert [digests(o) for o in outcomes] == [digests(o) for o in again]
     assert state_digests(store, outcomes[-1]) == state_digests(again_store, again[-1])
 

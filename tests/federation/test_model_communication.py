@@ -144,7 +144,7 @@ def test_training_that_moves_nothing_sets_no_scale_and_stays_finite(tmp_path, be
 
 @pytest.mark.parametrize("rule", [FedEMA(norm="mean-conv"), FedU()])
 def test_mean_conv_without_convolutions_is_refused_before_the_first_round(rule):
-    with pytest.raises(FedsslError, match=r"update_rule\.norm: 'mean-conv' needs convolutions .* use 'l2'"):
+    with pytest.raises(FedsslError, match=r"update_rule\.norm: 'mean-conv' needs convolutions .* use 'mean-matrix'"):
         rule.check(Weights({"linear.weight": torch.ones(2, 2)}))
     rule.check(of(1.0))
 

@@ -128,25 +128,29 @@ class Federation:
         ]
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in paths if path.exists())
 
-    def everything(self):
+    def everything(self, names=NAMES):
         """All that must be equal: global weights, notes, and every client's state, read from its own disk."""
         checkpoints = CheckpointStore(self.run / "checkpoints")
         state = checkpoints.load(checkpoints.rounds()[-1]).state
         stores = {}
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(names):
             (folder,) = (self.folder / name / "state/runs").iterdir()
             stores[number] = ClientStore(folder)
         return compared(state, stores.__getitem__)
 
-    def in_one_process(self):
+    def in_one_process(self, **changes):
         """The same on one machine: the sites' folders are silos."""
-        settings = SETTINGS | {
-            "rounds": self.rounds,
-            "data.path": str(self.folder / "sites"),
-            "data.layout": "silos",
-            "data.labels": False,
-            "engine": "in-process",
-        }
+        settings = (
+            SETTINGS
+            | changes
+            | {
+                "rounds": self.rounds,
+                "data.path": str(self.folder / "sites"),
+                "data.layout": "silos",
+                "data.labels": False,
+                "engine": "in-process",
+            }
+        )
         load("folder", settings).run(self.folder / "alone")
         checkpoints = CheckpointStore(self.folder / "alone/checkpoints")
         store = ClientStore(self.folder / "alone/clients")

@@ -30,6 +30,13 @@ PRESETS = {
     "BYOL + FedEMA": ("smoke", SETTINGS),
     "MoCo": ("smoke", SETTINGS | {"method.name": "mocov2", "update_rule.name": "replace", "method.queue_size": 24}),
     "FedU": ("smoke+fedu", SETTINGS),
+    "DINO": ("smoke+feddino", SETTINGS | {"method.prototypes": 12, "method.local_views": 1}),
+    "MAE": (  # its decoder stays at the clients
+        "smoke+fedmae",
+        SETTINGS
+        | {"network.width": 8, "network.depth": 1, "method.decoder": "stays"}
+        | {"method.decoder_width": 8, "method.decoder_depth": 1},
+    ),
 }
 TIMES = ("seconds", "core_seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from flwr.app import Error, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedssl.deployment.server_run import key_bytes
 from fedssl.deployment.site_run import log_of, name_of, open_side
 from fedssl.federation.engines.flower.api import Context, ErrorCode, Message
 from fedssl.federation.engines.flower.client_app import make_client_app
@@ -60,15 +61,18 @@ def context(node_config):
     return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
 
 
-def grid_of_sites(folder, names):
-    """The sites of a deployment under one folder, each with its images in `sites/NAME` and its state beside them."""
+def grid_of_sites(folder, names, keys=None, **more):
+    """The sites of a deployment under one folder, each with its images in `sites/NAME` and its state beside them.
+
+    `keys`: a folder with their NAME.key and NAME.pub and a roster, by which the nodes are known, too.
+    """
     client_app = make_client_app(open_side, name_of, log_of)
 
     def answer(message, node_id):
         name = names[node_id]
-        return client_app(
-            message,
-            context({"name": name, "data": str(folder / "sites" / name), "state": str(folder / name / "state")}),
-        )
+        secure = {"key": str(keys / f"{name}.key"), "roster": str(keys / "roster")} if keys else {}
+        about = {"name": name, "data": str(folder / "sites" / name), "state": str(folder / name / "state")}
+        return client_app(message, context(about | secure | more))
 
-    return FakeGrid([node(number) for number in range(len(names))], answer)
+    known = [key_bytes((keys / f"{name}.pub").read_bytes()) if keys else b"" for name in names]
+    return FakeGrid([node(number, key=key) for number, key in enumerate(known)], answer)

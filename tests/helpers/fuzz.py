@@ -149,7 +149,9 @@ def opened(folder):
     from fedssl.experiment.finished_run import FinishedRun
 
     run = FinishedRun.open(folder)
-    encoders = [Weights.of(one).digest() for one in (run.global_encoder(), *run.client_encoders().values())]
+    encoders = [
+        Weights.of(one).digest() for one in (run.global_encoder(), *map(run.client_encoder, run.client_rounds()))
+    ]
     clients = [part.tolist() for part in run.partition.clients]
     return encoders, clients, run.environment, run.summary, run.rounds, run.config
 

@@ -18,6 +18,7 @@ from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import convnet, feature_size
 from fedssl.networks.heads import HeadSizes
+from fedssl.networks.vit import vit_tiny
 
 # A whole experiment in about a second: overrides for the preset `smoke`.
 TINY = {
@@ -38,8 +39,12 @@ TRAINING = LocalTraining(epochs=1, batch_size=8, lr=0.05)
 def make_method(name="byol", width=4, seed=0, heads=HEADS, **settings):
     if name.startswith("moco"):
         settings = {"queue_size": 24, "out_dim": 8, **settings}
+    if name == "dino":
+        settings = {"prototypes": 12, "local_views": 1, **settings}
+    if name == "mae":
+        settings = {"decoder_width": 8, "decoder_depth": 1, **settings}
     with global_stream(seed, "initial-weights"):
-        backbone = convnet(3, width=width)
+        backbone = vit_tiny(3, width=4 * width, depth=1, patch_size=4) if name == "mae" else convnet(3, width=width)
         return METHODS[name](backbone, feature_size(backbone, 3, (16, 16)), heads, **settings)
 
 

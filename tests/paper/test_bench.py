@@ -110,7 +110,7 @@ def test_the_page_has_order_table_curves_and_settings(tmp_path):
     ):
         assert shown in text
     assert "Settings of this scale" not in text
-    assert len(made.figures()) == 2, "nine methods, eight colours"
+    assert len(made.figures()) == 2, "fifteen methods, eight colours"
     (leaves,) = made.notes()["More than weights leaves the clients"]
     assert leaves.startswith("fedsc: the correlation matrix")
     assert "| fedsc |" in markdown(made)

@@ -7,7 +7,7 @@ import pytest
 
 from fedssl.core.errors import FedsslError
 from fedssl.paper.catalogue import load_studies
-from fedssl.paper.plan import check_choice, choose_columns, choose_rows, make_plan, run_key
+from fedssl.paper.plan import check_choice, choose, make_plan, run_key
 from tests.helpers.paper_runs import SMOKE, plan_of, write
 
 STUDIES = load_studies()
@@ -78,11 +78,11 @@ def test_a_run_is_finished_when_its_evaluation_is(tmp_path):
 
 def test_rows_and_columns_are_chosen_by_label():
     study = STUDIES["linear-evaluation-full"]
-    assert [row.title for row in choose_rows(study, ["fedbyol, resnet-18"])] == ["FedBYOL, ResNet-18"]
-    assert len(choose_rows(study, ["resnet-50"])) == 13
-    assert len(choose_columns(study, ["cifar-10,"])) == 2
+    assert [row.title for row in choose(study.rows, ["fedbyol, resnet-18"])] == ["FedBYOL, ResNet-18"]
+    assert len(choose(study.rows, ["resnet-50"])) == 13
+    assert len(choose(study.columns, ["cifar-10,"])) == 2
     exact = STUDIES["stop-gradient"].model_copy(update={"rows": STUDIES["predictor"].rows})
-    assert [row.title for row in choose_rows(exact, ["FedBYOL"])] == ["FedBYOL"], "a whole label is itself alone"
+    assert [row.title for row in choose(exact.rows, ["FedBYOL"])] == ["FedBYOL"], "a whole label is itself alone"
 
 
 def test_a_text_that_chooses_nothing_is_refused():

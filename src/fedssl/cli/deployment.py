@@ -20,10 +20,6 @@ certificates_app = typer.Typer(
 PORT = 9092
 
 
-def _say(text: str) -> None:
-    typer.echo(text)
-
-
 @deployment_app.command()
 def server(
     preset: Preset,
@@ -74,7 +70,7 @@ def server(
         force=force,
     )
     with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
-        serve(deployment, _say)
+        serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
 
 
@@ -90,12 +86,20 @@ def client(
     ] = None,
     ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
     key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
+    roster: Annotated[
+        Path | None,
+        typer.Option(help="the keys of all sites, for secure aggregation  [default: keys/roster, if it is there]"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
     allow_code: AllowCode = None,
     allow_network: Annotated[str, typer.Option(hidden=True)] = "",
     require_privacy: Annotated[
-        str, typer.Option(help="the privacy that runs must have: any, central, local (noise before anything leaves)")
+        str, typer.Option(help="the privacy that runs must have: any, central, distributed, local")
     ] = "any",
+    require_secure_aggregation: Annotated[
+        bool, typer.Option("--require-secure-aggregation", help="only runs whose server sees sums, no single upload")
+    ] = False,
+    min_sites: Annotated[int, typer.Option(min=2, help="the least sites that a secure sum must hold")] = 2,
     min_noise: Annotated[float, typer.Option(min=0.0, help="the least privacy.noise_multiplier")] = 0.0,
     max_clip: Annotated[float, typer.Option(min=0.0, help="the largest privacy.clip_norm")] = float("inf"),
     allow_features: Annotated[
@@ -132,13 +136,28 @@ def client(
         data=data,
         ca=None if insecure else ca.absolute(),
         key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
+        roster=_roster(roster),
         device=device,
         allow_code=(*(allow_code or ()), *filter(None, [allow_network])),
         insecure_anywhere=insecure_anywhere,
-        limits=Limits(require_privacy, min_noise, max_clip, allow_features, max_disk, max_runs),
+        limits=Limits(
+            require_privacy=require_privacy,
+            min_noise=min_noise,
+            max_clip=max_clip,
+            allow_features=allow_features,
+            max_disk=max_disk,
+            max_runs=max_runs,
+            require_secure_aggregation=require_secure_aggregation,
+            min_sites=min_sites,
+        ),
     )
     with _stopping("stopped"):
-        take_part(site, _say, wait)
+        take_part(site, typer.echo, wait)
+
+
+def _roster(given: Path | None) -> Path | None:
+    usual = Path("keys/roster")
+    return given.absolute() if given else usual.absolute() if usual.is_file() else None
 
 
 @contextmanager
@@ -166,9 +185,9 @@ def certificates_make(
 
     ca.pem goes to every client. Put ca.key away: it is not needed to run anything.
     """
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_server_certificate
 
-    need("flower", "fedssl certificates")
     made = make_server_certificate(out, host or [], days)
     typer.echo(
         f"for the server: {made.certificate}, {made.key}\nfor every client: {made.ca}\nput away: {out / 'ca.key'}"
@@ -180,9 +199,32 @@ def certificates_node(
     name: Annotated[str, typer.Argument(help="the client's name")],
     out: Annotated[Path, typer.Option(help="folder for NAME.key and NAME.pub")] = Path("keys"),
 ) -> None:
-    """A client's key: the private half stays at the client, the public half goes to the server."""
+    """A client's key: the private half stays at the client, the public half goes to the server.
+
+    The same key signs for secure aggregation: then the public half goes to every other site, too.
+    """
+    need("flower", "fedssl certificates")
     from fedssl.deployment.certificates import make_node_key
 
-    need("flower", "fedssl certificates")
     private, public = make_node_key(out, name)
-    typer.echo(f"stays here: {private}\nfor the server: {public}")
+    typer.echo(f"stays here: {private}\nfor the server, and for the roster of all sites: {public}")
+
+
+@certificates_app.command("roster")
+def certificates_roster(
+    keys: Annotated[list[Path], typer.Argument(help="the .pub files of all sites, or a roster")],
+    out: Annotated[Path, typer.Option(help="the file that every site gets")] = Path("keys/roster"),
+) -> None:
+    """All sites' public keys in one file, for secure aggregation: so that no server can stand between two sites.
+
+    Every site compares the fingerprint with the others, on the phone: equal digits, equal keys.
+
+    Example:
+
+      fedssl certificates roster keys/north.pub keys/south.pub keys/west.pub
+    """
+    need("secure", "fedssl certificates roster")
+    from fedssl.deployment.certificates import make_roster
+
+    count, found = make_roster(out, keys)
+    typer.echo(f"for every site: {out}, {count} sites\nfingerprint, to read out on the phone: {found}")

@@ -92,6 +92,9 @@ def export(
     ] = "safetensors",
     client: Client = None,
     network: Network = None,
+    license: Annotated[
+        str, typer.Option(help="of the weights, for the model card: apache-2.0, cc-by-4.0 …")
+    ] = "unknown",
     allow_code: AllowCode = None,
 ) -> None:
     """Write a run's encoder as files that need no fedssl, with a config.json and a model card.
@@ -107,7 +110,7 @@ def export(
     from fedssl.encoders.evaluate.request import parse_names
     from fedssl.encoders.export import export_encoder
 
-    made = export_encoder(folder, out, parse_names(to), client, _network(network), allow_code or ())
+    made = export_encoder(folder, out, parse_names(to), client, _network(network), allow_code or (), license)
     for name, difference in made.differences.items():
         typer.echo(f"{name}: checked, the largest difference from PyTorch is {difference:.1g}")
     typer.echo(f"{made.owner} encoder: {made.folder} ({', '.join(made.files)})")

@@ -117,7 +117,8 @@ def _print_registry(table: str, registry: Any, common: Any = None, warnings: dic
     from fedssl.core.settings import summary_of
     from fedssl.experiment.config.messages import describe_settings
 
-    for name, factory in {**registry, **({"with any of them": common} if common else {})}.items():
+    families = {name: registry[name] for name in (f"{family}:NAME" for family in registry.families)}
+    for name, factory in {**registry, **families, **({"with any of them": common} if common else {})}.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f"  {summary_of(factory)}")
         if warnings and name in warnings:

@@ -30,6 +30,12 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="write where the time of each round goes, for the report too")
     ] = False,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="also log to NAME, which may be your own package.module:Name; may be repeated"
+        ),
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write event files for TensorBoard")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="also log to Weights & Biases")] = False,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="also log to MLflow")] = False,
@@ -53,8 +59,8 @@ def run(
     overrides = dict(parse_override(text) for text in settings or []) | ({"profile": True} if profile else {})
     overrides |= {"engine": engine} if engine else {}
     folder = out or _new_folder(Path(preset).stem)
-    loggers = [name for name, on in flags.items() if on]
-    _train(preset, overrides, _beside(folder) if fresh else folder, loggers, force)
+    loggers = dict.fromkeys([*(name for name, on in flags.items() if on), *(logger or [])])
+    _train(preset, overrides, _beside(folder) if fresh else folder, list(loggers), force)
 
 
 @runs_app.command()

@@ -15,6 +15,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "sklearn": ("sklearn",),
     "flower": ("flwr",),
+    "timm": ("timm",),
+    "torchvision": ("torchvision",),
+    "dicom": ("pydicom",),
     "secure": ("cryptography", "Crypto"),
 }
 

@@ -9,7 +9,8 @@ import importlib
 import sys
 from collections import UserDict
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,14 @@ class Typed(list[str]):
     """The permission of settings that a person typed: it grows by all the code that they name, and by no other."""
 
 
+@dataclass(frozen=True)
+class Family:
+    """Names of fedssl's own with a prefix, `timm:NAME`: what follows it is data for one function of ours, no code."""
+
+    make: str  # the import path of that function; its first argument is NAME
+    code: tuple[str, ...] = ()  # what behind the prefix is an import path all the same, as it always was
+
+
 class Registry(UserDict[str, Entry]):
     """Names and what they stand for: as a mapping fedssl's own; `find` also knows what others made.
 
@@ -31,12 +40,30 @@ class Registry(UserDict[str, Entry]):
     "package.module:Name". An own entry may be given by its import path too: it is imported when it is asked for.
     """
 
-    def __init__(self, group: str, source: str, own: Mapping[str, Entry | str], base: type | None = None) -> None:
+    def __init__(
+        self,
+        group: str,
+        source: str,
+        own: Mapping[str, Entry | str],
+        base: type | None = None,
+        families: Mapping[str, Family] | None = None,
+    ) -> None:
         super().__init__(own)  # type: ignore[arg-type]
+        self.families = families or {}
         self.group, self.source = f"fedssl.{group}", source  # source: the setting or option that gives the name
         self.base = base  # what others' entries must be, or be made from; None: any callable
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.data or self._in_family(name)
+
+    def _in_family(self, name: object) -> bool:
+        family, separator, rest = str(name).partition(":")
+        return bool(separator and rest) and family in self.families and rest not in self.families[family].code
+
     def __getitem__(self, name: str) -> Entry:
+        if self._in_family(name):
+            family, _, rest = name.partition(":")
+            return partial(_imported(self.families[family].make, self.source), rest)  # type: ignore[return-value]
         entry = self.data[name]
         if isinstance(entry, str):
             entry = self.data[name] = _imported(entry, self.source)
@@ -49,13 +76,13 @@ class Registry(UserDict[str, Entry]):
 
     def path(self, name: Any, source: str = "") -> str:
         """The import path that a name stands for; "" for fedssl's own."""
-        if isinstance(name, str) and name in self.data:
+        if isinstance(name, str) and name in self:
             return ""
         module, separator, attribute = str(name).partition(":")
         if isinstance(name, str) and name in self.installed:
             return self.installed[name]
         if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-            known = [*self.data, *self.installed]
+            known = [*self.data, *self.installed, *(f"{family}:NAME" for family in self.families)]
             raise unknown(f"{source or self.source}: there is no", name, known, more=", or 'package.module:Name'")
         return str(name)
 

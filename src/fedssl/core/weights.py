@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-Norm = Literal["l2", "mean-conv"]
+Norm = Literal["l2", "mean-conv", "mean-matrix"]
 CHUNK = 1 << 18  # elements of a tensor that a divergence looks at together
 
 
@@ -27,7 +27,7 @@ class Weights:
 
     @classmethod
     def of(cls, module: nn.Module) -> Self:
-        """A copy of a module's weights on the CPU; the module may go on training."""
+        """A copy of a module's weights on the CPU; the module may be trained further."""
         buffers = dict(module.named_buffers())
         return cls(
             {name: _detached_copy(tensor) for name, tensor in module.named_parameters()},
@@ -128,9 +128,10 @@ def divergence(a: Weights, b: Weights, norm: Norm) -> float:
 
     l2: one norm over all parameters (the paper's formula). mean-conv: the mean, over the convolution weights named
     conv* (shortcuts excluded), of each layer's l2 norm (the authors' code; FedU's threshold 0.4 is on this scale).
+    mean-matrix: the same mean over all weights of linear layers and convolutions, for networks without conv*.
     """
-    if norm == "mean-conv":
-        names = conv_names(a)
+    if norm != "l2":
+        names = conv_names(a) if norm == "mean-conv" else matrix_names(a)
         return math.fsum(math.sqrt(_squared_distance(a, b, name)) for name in names) / len(names)
     return math.sqrt(math.fsum(_squared_distance(a, b, name) for name in a.parameters))
 
@@ -143,6 +144,13 @@ def conv_names(weights: Weights) -> list[str]:
         return leaf == "weight" and module.rpartition(".")[2].startswith("conv")
 
     return [name for name, tensor in weights.parameters.items() if tensor.ndim == 4 and is_conv(name)]
+
+
+def matrix_names(weights: Weights) -> list[str]:
+    """The weights of linear layers and convolutions: every parameter called weight with at least two dimensions."""
+    return [
+        name for name, tensor in weights.parameters.items() if tensor.ndim > 1 and name.rpartition(".")[2] == "weight"
+    ]
 
 
 def _squared_distance(a: Weights, b: Weights, name: str) -> float:

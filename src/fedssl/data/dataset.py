@@ -68,6 +68,10 @@ class Images:
         """(height, width)."""
         return self.pixels.shape[2], self.pixels.shape[3]
 
+    @property
+    def shape_text(self) -> str:
+        return " x ".join(map(str, self.pixels.shape[1:]))
+
     def select(self, indices: Indices) -> "Images":
         """The images with these numbers, in this order, copied."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)

@@ -12,6 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import storing
 from fedssl.core.settings import check_client_name
@@ -31,10 +37,6 @@ class ServerCertificate:
 
 def make_server_certificate(folder: Path, hosts: list[str], days: int = DAYS) -> ServerCertificate:
     """A new CA and a certificate for a server that is reached by these names or addresses; nothing is overwritten."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     ca_key, server_key = _new_key(), _new_key()
     ca_name, server_name = _name("fedssl test CA"), _name(hosts[0] if hosts else LOOPBACK[0])
     ca = (
@@ -65,8 +67,6 @@ def make_server_certificate(folder: Path, hosts: list[str], days: int = DAYS) ->
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     """(private, public) key of a client's node; the public one is for the server's folder of keys."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
     check_client_name(name, "NAME")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
@@ -76,10 +76,20 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     return private, public
 
 
+def make_roster(out: Path, files: list[Path]) -> tuple[int, str]:
+    """One file of all sites' public keys, for every site; returns how many they are, and their fingerprint."""
+    from fedssl.federation.secure.keys import fingerprint, read_roster, roster_text
+
+    roster = read_roster(*files)
+    if out.exists() and out.read_text(encoding="utf-8") != roster_text(roster):
+        raise FedsslError(f"{out}: is there already with other keys: nothing is overwritten; choose another --out")
+    if not out.exists():
+        _write(out, roster_text(roster).encode())
+    return len(roster), fingerprint(roster)
+
+
 def check_server_certificate(made: ServerCertificate) -> None:
     """Refuses, before anything starts, files that are missing, expired, or do not belong together."""
-    from cryptography import x509
-
     for path in vars(made).values():
         if not path.is_file():
             raise FedsslError(f"{path}: there is no such file: make it with `fedssl certificates make`")
@@ -110,28 +120,19 @@ def public_keys(folder: Path, names: list[str]) -> dict[str, Path]:
 
 
 def days_left(certificate: Path) -> int:
-    from cryptography import x509
-
     end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
     return (end - datetime.now(UTC)).days
 
 
 def _new_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def _name(common: str) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
 def _builder(subject: Any, issuer: Any, key: Any, days: int) -> Any:
-    from cryptography import x509
-
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -145,8 +146,6 @@ def _builder(subject: Any, issuer: Any, key: Any, days: int) -> Any:
 
 
 def _usage(*, signs: bool) -> Any:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,
@@ -161,8 +160,6 @@ def _usage(*, signs: bool) -> Any:
 
 
 def _alternative(host: str) -> Any:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -170,14 +167,10 @@ def _alternative(host: str) -> Any:
 
 
 def _pem(certificate: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     return bytes(certificate.public_bytes(Encoding.PEM))
 
 
 def _private_pem(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 

@@ -13,7 +13,8 @@ from fedssl.experiment.config.schema import Config, Raw
 from fedssl.experiment.resume import changes
 from fedssl.federation.privacy.mechanism import ClientDP
 
-PRIVACY = ("any", "central", "local")
+PRIVACY = ("any", "central", "distributed", "local")
+NOISE_BEFORE = {"distributed": ("distributed", "local"), "local": ("local",)}  # what a site may insist on
 PINNED = "settings"
 # The largest whole numbers that a server may ask for, by setting or by table: far beyond every real run, and short of
 # what makes a machine stand still.
@@ -23,6 +24,7 @@ MOST = {
     "rounds": 10**6,
     "local_training.epochs": 1_000,
     "local_training.batch_size": 2**16,
+    "local_training.devices": 16,
     "network": 2**16,
     "method": 2**20,
     "data.image_size": 2**12,
@@ -35,12 +37,14 @@ MOST = {
 class Limits:
     """A site's own; each is an option of `fedssl client`."""
 
-    require_privacy: str = "any"  # "central": updates of bounded length; "local": and noise before they leave
+    require_privacy: str = "any"  # "central": updates of bounded length; the others: and noise before they leave
     min_noise: float = 0.0  # noise_multiplier
     max_clip: float = math.inf  # clip_norm
     allow_features: bool = False  # methods that send more than weights
     max_disk: float = 50.0  # GB, of the whole state folder
     max_runs: int = 100
+    require_secure_aggregation: bool = False  # uploads that are masked before they leave
+    min_sites: int = 2  # that a secure sum must hold at least
 
     def __post_init__(self) -> None:
         if self.require_privacy not in PRIVACY:
@@ -68,6 +72,11 @@ def check_settings(config: Config, limits: Limits) -> None:
         most = MOST.get(key, MOST.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
             raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site gives {most} at most")
+    if limits.require_secure_aggregation and not config.uploads.secure:
+        raise FedsslError(
+            "aggregation.secure: the server would see this site's weights, this site asks for a secure sum "
+            "(--require-secure-aggregation)"
+        )
     leaves = config.method.factory.leaves
     if leaves and config.update_rule.factory.shares and not limits.allow_features:
         raise FedsslError(
@@ -80,8 +89,9 @@ def check_settings(config: Config, limits: Limits) -> None:
 def _check_privacy(privacy: ClientDP | None, limits: Limits) -> None:
     if privacy is None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
-    if limits.require_privacy == "local" and privacy.placement != "local":
-        raise FedsslError("privacy.placement: the server would add the noise, this site asks for 'local'")
+    if limits.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[limits.require_privacy]:
+        asked = limits.require_privacy
+        raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {asked!r}")
     if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
     if privacy.noise_multiplier < limits.min_noise:

@@ -63,6 +63,8 @@ class Deployment:
             )
         if self.certificate is None:
             refuse_insecure(self.host, self.insecure_anywhere)
+            if self.config.uploads.secure:
+                raise FedsslError("--insecure: with aggregation.secure sites sign with their keys: use TLS and keys")
         else:
             check_server_certificate(self.certificate)
 
@@ -186,21 +188,19 @@ class _Server:
         patience = Patience(START_LIMIT, self.say, every=60.0)
         while not link.ended:
             self._show()
-            if (self.home / ERROR).exists():
-                self._raise_error()
             pid = _read_pid(self.home / APP_PID)
             if pid is None:
                 patience.wait("waiting for the server's app to start")
                 continue
             if not _alive(pid):
                 self._show()
-                if (self.home / ERROR).exists():
-                    self._raise_error()
                 return finished(self.deployment.folder, self.deployment.config.run.rounds, self.say)
             time.sleep(0.5)
         return None
 
     def _show(self) -> None:
+        """What the app wrote since, and the error that it ended with, if any."""
+        failed = (self.home / ERROR).exists()  # looked at first: what was written before it is shown
         path = self.home / PROGRESS
         if self._size() > self.shown:
             with path.open("rb") as file:
@@ -210,16 +210,14 @@ class _Server:
             self.shown += len(whole)
             for line in whole.decode(errors="replace").splitlines():
                 self.say(line)
+        if failed:
+            what = read_json(self.home / ERROR)
+            kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
+            raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
 
     def _size(self) -> int:
         path = self.home / PROGRESS
         return path.stat().st_size if path.exists() else 0
-
-    def _raise_error(self) -> None:
-        self._show()
-        what = read_json(self.home / ERROR)
-        kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
-        raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
 
     def _count_restart(self, why: str) -> None:
         done = len(RunFolder(self.deployment.folder).written_rounds())

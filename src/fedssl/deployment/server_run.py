@@ -5,7 +5,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from fedssl.core.progress import Progress
 from fedssl.data.dataset import Pixels, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.supervision import MARK
-from fedssl.experiment.backends import Running
+from fedssl.experiment.backends import Running, secure_server
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.parts import Parts, assemble, build
 from fedssl.experiment.config.layers import typed_config
@@ -31,6 +31,9 @@ from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.directory import ByKey, ByName, Directory, Grid
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.rounds import Engine
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.server_side import SecureServer
 
 SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.log"
 
@@ -85,6 +88,14 @@ class AtSites:
             time_limit=run.config.failures.client_timeout or A_DAY,
             pause=PAUSE,
         )
+
+    def secure(self, run: Running) -> "SecureServer | None":
+        if run.parts.client.terms is None:
+            return None
+        from fedssl.federation.secure.keys import roster_from
+
+        names = run.config.flower.clients
+        return secure_server(run, names, roster_from([(name, self.keys[name]) for name in names]), self.run)
 
     def _directory(self, names: list[str], view: View) -> Directory:
         if not self.keys:

@@ -1,13 +1,16 @@
 """`fedssl client`: a node of Flower's at one site, supervised; it connects outwards only, and comes back by itself."""
 
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.extras import need
 from fedssl.core.progress import Say
 from fedssl.deployment.limits import Limits
-from fedssl.deployment.site_run import claim_state
+from fedssl.deployment.site_run import LOG, claim_state
 from fedssl.deployment.supervision import (
     Child,
     Patience,
@@ -33,6 +36,7 @@ class Site:
     data: str = ""
     ca: Path | None = None  # None: no TLS
     key: Path | None = None
+    roster: Path | None = None  # the public keys of all sites, for secure aggregation
     device: str = ""
     allow_code: tuple[str, ...] = ()
     insecure_anywhere: bool = False
@@ -44,9 +48,11 @@ class Site:
             refuse_insecure(host, self.insecure_anywhere)
         elif self.key is None:
             raise FedsslError("--key: with TLS a client shows its key: make one with `fedssl certificates node NAME`")
-        for path in (self.ca, self.key):
+        for path in (self.ca, self.key, self.roster):
             if path is not None and not path.is_file():
                 raise FedsslError(f"{path}: there is no such file")
+        if self.limits.require_secure_aggregation and self.roster is None:
+            raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
         if self.data and not Path(self.data).exists():
             raise FedsslError(f"--data: {self.data}: there is no such folder or file")
         if any(sign in value for value in self._node().values() for sign in "\"'\\\n"):
@@ -64,15 +70,17 @@ class Site:
         return module(NODE, "--superlink", self.server, *security, *local, "--node-config", config)
 
     def _node(self) -> dict[str, str]:
-        given = {
+        given: dict[str, str | Path | None] = {
             "name": self.name,
             "state": str(self.state.absolute()),
             "data": self.data and str(Path(self.data).absolute()),
             "device": self.device,
+            "key": self.roster and self.key and str(self.key),
+            "roster": self.roster and str(self.roster),
             "allow-code": ",".join(self.allow_code),
             **self.limits.as_node(),
         }
-        return {key: value for key, value in given.items() if value}
+        return {key: str(value) for key, value in given.items() if value}
 
 
 def take_part(site: Site, say: Say, wait: float) -> None:
@@ -83,6 +91,8 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     site.check()
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
+    if site.roster is not None:
+        say(f"{site.name}: {_roster(site.roster, site.name)}")
     while True:
         why = reachable(host, port, site.ca)
         if why:
@@ -96,8 +106,10 @@ def take_part(site: Site, say: Say, wait: float) -> None:
 
 def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) -> None:
     """While the node lives; once the server took it, patience starts anew. `before`: why the last one ended."""
-    accepted = False
+    accepted, failures = False, _Failures(site.state / LOG)
     while not node.ended:
+        for failure in failures.new():
+            _tell(site, failure, say)
         if not accepted and ACCEPTED in node.output():
             accepted = True
             say(f"{site.name}: connected to {site.server}")
@@ -106,6 +118,42 @@ def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) 
             time.sleep(0.5)
         else:
             patience.wait(f"{site.name}: connecting to {site.server}{before and f' again{before}'}", pause=0.5)
+
+
+class _Failures:
+    """What this site's app writes to its log while the node lives."""
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.seen = log, log.stat().st_size if log.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        if not self.log.exists() or self.log.stat().st_size == self.seen:
+            return []
+        with self.log.open("rb") as file:
+            file.seek(self.seen)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self.seen += len(whole)
+        return [json.loads(line) for line in whole.decode(errors="replace").splitlines()]
+
+
+def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
+    """Says what went wrong here; a key that cannot be trusted is for people to look at: the site stops."""
+    text = f"{site.name}: round {failure.get('round_number')}: {failure.get('code')}: {failure.get('detail')}"
+    if failure.get("code") == "untrusted":
+        raise FedsslError(f"{text}; the site stops: compare fingerprints with that site (fedssl certificates roster)")
+    say(f"warning: {text}")
+
+
+def _roster(path: Path, name: str) -> str:
+    """Refuses a roster without this site, and says by what it can be compared on the phone."""
+    need("secure", "--roster")
+    from fedssl.federation.secure.keys import fingerprint, read_roster
+
+    roster = read_roster(path)
+    if name not in roster:
+        raise FedsslError(f"{path}: site {name} is not in the roster: make it again with keys/{name}.pub")
+    return f"{len(roster)} sites in the roster, fingerprint {fingerprint(roster)}"
 
 
 REFUSED = ("Failed to activate", "uthentic")  # what a SuperNode says when the server will not have it

@@ -8,6 +8,7 @@ What it may ask for is bounded by the site's own limits, and by what it asked fo
 import json
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.client_app import Side
 from fedssl.federation.messages import ClientError
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.client_side import SecureClient
 
 OWNER, LOG = "client.json", "failures.jsonl"
 
@@ -57,6 +61,7 @@ def open_side(node: Raw, about: Raw) -> Side:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
+    store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node, limits))
     check_disk(state, client.state_bytes(), limits)
     return Side(client, store, state / LOG, config.failures.client_timeout)
 
@@ -120,3 +125,25 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
 
     client = build_client(config, method, images_of, len(config.flower.clients))
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
+
+
+def _secure_client(config: Config, client: Client, node: Raw, limits: Limits) -> "SecureClient | None":
+    """This site's part in secure sums: its own node key, and the others' as they are in its roster."""
+    if client.terms is None:
+        return None
+    from fedssl.federation.secure.client_side import SecureClient
+    from fedssl.federation.secure.keys import Identity, read_roster
+
+    name, names, roster = name_of(node), config.flower.clients, str(node.get("roster", ""))
+    if not roster:
+        raise FedsslError("--roster: this run sums securely: give the file of all sites' keys (fedssl certificates)")
+    keys = read_roster(Path(roster))
+    if missing := [one for one in names if one not in keys]:
+        raise ClientError("untrusted", f"{roster}: site {missing[0]} is not in the roster: get its .pub file from it")
+    identity = Identity.read(Path(str(node.get("key", ""))), name)
+    if identity.key.public_key() != keys[name]:
+        raise ClientError(
+            "untrusted", f"{roster}: site {name}: another key than this site's own: exchange rosters anew"
+        )
+    least = max(client.terms.threshold, limits.min_sites)
+    return SecureClient(names=names, identity=lambda _: identity, roster=lambda: keys, least=least)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from fedssl.deployment import APP, fingerprint_of
-from fedssl.federation.engines.processes import die_with_the_parent
+from fedssl.federation.worker_processes import die_with_the_parent
 
 FOR_NODES = "/v1/fleet/"
 ASGI = Callable[..., Awaitable[None]]

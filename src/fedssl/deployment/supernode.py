@@ -8,12 +8,13 @@ Started as `python -m fedssl.deployment.supernode` with the arguments of `flower
 import hashlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from fedssl.deployment import APP, fingerprint_of
-from fedssl.federation.engines.processes import die_with_the_parent
+from fedssl.federation.worker_processes import die_with_the_parent
 
 
 def only(accepted: str, get_fab: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ def main() -> None:
     accepted, connect, start = fingerprint_of(APP), internal.http_request_response, internal.start_client_internal
 
     def connect_checked(*values: Any, **options: Any) -> Any:
-        return _Checked(connect(*values, **options), accepted)
+        return checked_connection(connect(*values, **options), accepted)
 
     def start_checked(**options: Any) -> None:
         start(**(options | {"trusted_entities": {"fedssl": accepted}}))
@@ -50,18 +51,11 @@ def main() -> None:
     os._exit(1)  # its connection broke; a thread of its own would keep a process alive that does nothing any more
 
 
-class _Checked:
+@contextmanager
+def checked_connection(connection: Any, accepted: str) -> Iterator[tuple[Any, ...]]:
     """The node's connection, whose way to get an app is checked."""
-
-    def __init__(self, connection: Any, accepted: str) -> None:
-        self.connection, self.accepted = connection, accepted
-
-    def __enter__(self) -> tuple[Any, ...]:
-        node_id, receive, send, get_run, get_fab, *rest = self.connection.__enter__()
-        return (node_id, receive, send, get_run, only(self.accepted, get_fab), *rest)
-
-    def __exit__(self, *details: Any) -> Any:
-        return self.connection.__exit__(*details)
+    with connection as (node_id, receive, send, get_run, get_fab, *rest):
+        yield (node_id, receive, send, get_run, only(accepted, get_fab), *rest)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier
     if "classes" not in about:
         raise FedsslError(f"{path}: not a classifier written by `fedssl finetune`: it names no classes")
     network = dict(about["network"])
-    backbone = find_backbone(network.pop("name"), allow_code, str(path))(about["channels"], **network)
+    make = find_backbone(network.pop("name"), allow_code, str(path), tuple(about["image_size"]))
+    backbone = make(about["channels"], **network)
     head = new_head(about["feature_size"], about["hidden"], len(about["classes"]), 0)
     classifier = Classifier(backbone, head, about)
     try:

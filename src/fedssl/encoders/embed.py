@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +151,10 @@ def write_features(
     if first is None:
         raise FedsslError(f"{', '.join(reader.places)}: no image there can be used{in_short(reader.refused)}")
     with writer(path, first.outputs.shape[1], about) as write:
-        for batch in _chained(first, batches):
+        for batch in chain([first], batches):
             write(batch.names, batch.outputs.numpy())
             images += len(batch.names)
     return Embedded(images, reader.refused, write_skipped(path, reader.refused))
-
-
-def _chained(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from rest
 
 
 def writer_for(path: Path) -> Writer:
@@ -177,9 +172,13 @@ def write_skipped(path: Path, refused: Sequence[Refusal]) -> Path | None:
     if not refused:
         skipped.unlink(missing_ok=True)
         return None
-    lines = ({"file": one.file, "reason": one.reason} for one in refused)
-    write_atomically(skipped, "".join(json.dumps(line) + "\n" for line in lines))
+    write_atomically(skipped, refusal_lines(refused))
     return skipped
+
+
+def refusal_lines(refused: Sequence[Refusal]) -> str:
+    """One line of JSON per image that cannot be used."""
+    return "".join(json.dumps({"file": one.file, "reason": one.reason}) + "\n" for one in refused)
 
 
 def in_short(refused: Sequence[Refusal]) -> str:

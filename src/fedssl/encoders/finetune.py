@@ -19,7 +19,9 @@ from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
+from fedssl.encoders.embed import refusal_lines
 from fedssl.encoders.export.programs import write_onnx
+from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encoder, permission
 from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fine_tune import NAME, class_predictions, fine_tuned, new_head
@@ -178,44 +180,12 @@ def _write_results(
             confusion_picture(folder / "confusion.png", matrix.numpy(), names, right)
     _write_json(folder / "result.json", result)
     if dataset.refused:
-        lines = (json.dumps({"file": one.file, "reason": one.reason}) + "\n" for one in dataset.refused)
-        (folder / "skipped.jsonl").write_text("".join(lines), encoding="utf-8")
-    (folder / "README.md").write_text(_readme(classifier, dataset, score, request), encoding="utf-8")
+        (folder / "skipped.jsonl").write_text(refusal_lines(dataset.refused), encoding="utf-8")
+    about = {"about": classifier.about, "classes": names, "file": FILE, "permission": permission(classifier.about)}
+    readme = markdown("classifier", **about, request=request, learnt_from=len(dataset.train), score=score)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
     return score
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _readme(classifier: Classifier, dataset: Dataset, score: Score | None, request: Request) -> str:
-    facts = classifier.about["input"]
-    shape = f"N x {facts['channels']} x {facts['height']} x {facts['width']}"
-    low, high = (100 * bound for bound in score.interval) if score else (0.0, 0.0)
-    measured = (
-        f"{100 * score.accuracy:.1f} % of {score.n:,} test images that it had not seen are classified correctly "
-        f"(95 % interval {low:.1f}–{high:.1f})."
-        if score
-        else "It was not tested: there were no test images."
-    )
-    onnx = (
-        "\nWithout fedssl: `classifier.onnx`, from `images` to `probabilities`, any number of images.\n"
-        if "onnx" in request.formats
-        else ""
-    )
-    trained = "The head alone was trained" if request.head_only else "All of the network was trained"
-    return f"""# Classifier of {len(classifier.class_names)} classes
-
-{trained}, {request.epochs} epochs on {len(dataset.train):,} labelled images. {measured}
-
-Classes: {", ".join(classifier.class_names)}.
-
-Input: {shape}, float32 from 0 to 1 ({facts["scale"]}), brought to size by the {facts["fit"]}, {facts["resampling"]}.
-
-```python
-import fedssl
-
-classifier = fedssl.load_classifier("{FILE}"{permission(classifier.about)})  # or the folder
-names = classifier.predict(images)  # uint8, or floats from 0 to 1
-```
-{onnx}"""

@@ -9,7 +9,7 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import AllowCode, package_of
 from fedssl.data.own.decoding import LARGEST_GREY, Decoding
-from fedssl.evaluation.features import with_reestimated_batchnorm
+from fedssl.evaluation.features import batchnorm_layers, with_reestimated_batchnorm
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.records.encoder_file import FeatureExtractor, load_encoder_file
 from fedssl.networks.backbones import BACKBONES
@@ -68,7 +68,8 @@ def trained_encoder(run: FinishedRun, client: Client = None, network: Network | 
     model, about = load_encoder_file(run.folder.encoder, run.allow_code)
     if client is None:
         about |= {"encoder": "global", "weights": _check_global(run, network)}
-        if run.config.uploads.batchnorm != "average":  # then W_g has no statistics of its own
+        local = run.config.uploads.batchnorm != "average"  # then W_g has no statistics of its own
+        if local and batchnorm_layers(model.backbone):
             seen = run.dataset.train.pixels[:SEEN]
             model.backbone = with_reestimated_batchnorm(model.backbone, seen)
             about["batchnorm"] = f"statistics estimated from {len(seen)} training images"
@@ -142,7 +143,13 @@ def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
         "orientation": "EXIF obeyed",
         "transparency": "white",
         "white_16_bit": decoding.white,
+        **{f"{name}_inside": value for name, value in normalisation(about).items()},
     }
+
+
+def normalisation(about: dict[str, Any]) -> dict[str, list[float]]:
+    """Mean and deviation by which a network of a library normalises its input; none of fedssl's own does."""
+    return {name: about["network"][name] for name in ("mean", "std")} if "library" in about else {}
 
 
 def permission(about: dict[str, Any]) -> str:

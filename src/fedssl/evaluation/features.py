@@ -58,6 +58,11 @@ def compute_features(
         return torch.cat([encoder(batch).float().cpu() for batch in batches])
 
 
+def batchnorm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """None of a network that normalises otherwise, by LayerNorm."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
 @torch.no_grad()
 def with_reestimated_batchnorm(
     encoder: nn.Module,
@@ -68,7 +73,9 @@ def with_reestimated_batchnorm(
 ) -> nn.Module:
     """A copy whose BatchNorm statistics are the plain average over these images, not the running ones it came with."""
     encoder = deepcopy(encoder)
-    layers = [layer for layer in encoder.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    layers = batchnorm_layers(encoder)
+    if not layers:  # there is nothing to estimate
+        return encoder.eval()
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.reset_running_stats()

@@ -1,7 +1,7 @@
 """The monitor of a run: kNN accuracy and the spread of the features, for the same images round after round."""
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -58,6 +58,10 @@ class Monitor:
         measured = [self._look(encoder, mode, self.linear, suffix, progress) for suffix, mode in SUFFIXES.items()]
         return Measured(measured[0].values | measured[1].values, measured[0].correct | measured[1].correct)
 
+    def without_probe(self) -> "Monitor":
+        """The same with kNN alone, for many encoders."""
+        return replace(self, linear=None)
+
     def _look(
         self, encoder: Encoder, batchnorm: BatchNorm, linear: Linear | None, suffix: str, progress: Progress
     ) -> Measured:
@@ -101,6 +105,10 @@ class SpreadMonitor:
         again = self.quick(encoder, reestimate=True, progress=progress).values["backbone_std"]
         return Measured({**self.quick(encoder, progress=progress).values, "backbone_std_reestimated": again})
 
+    def without_probe(self) -> "SpreadMonitor":
+        """Itself: it has none."""
+        return self
+
 
 @dataclass(frozen=True)
 class NoMonitor:
@@ -111,3 +119,7 @@ class NoMonitor:
 
     def full(self, encoder: Encoder, progress: Progress = silent) -> Measured:  # noqa: ARG002
         return Measured({})
+
+    def without_probe(self) -> "NoMonitor":
+        """Itself: it has none."""
+        return self

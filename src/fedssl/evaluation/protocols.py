@@ -79,13 +79,8 @@ class Linear(Protocol):
         train, test = context.features("backbone")
         data = context.data
         fitting = Fitting(self.epochs, self.batch_size, self.lr, self.shuffle)
-        options: dict[str, Any] = {
-            "num_classes": data.num_classes,
-            "fitting": fitting,
-            "seed": seed,
-            "progress": progress,
-        }
-        return Predictions(linear_probe_predictions(train, data.train_labels, test, **options))
+        options: dict[str, Any] = {"num_classes": data.num_classes, "fitting": fitting, "seed": seed}
+        return Predictions(linear_probe_predictions(train, data.train_labels, test, progress=progress, **options))
 
 
 @dataclass(frozen=True, kw_only=True)

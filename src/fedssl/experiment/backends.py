@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Progress, Say
 from fedssl.core.registry import AllowCode
@@ -28,6 +29,11 @@ from fedssl.federation.rounds import Engine
 
 if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
+    from fedssl.federation.secure.client_side import SecureClient
+    from fedssl.federation.secure.keys import Roster
+    from fedssl.federation.secure.server_side import SecureServer
+
+KEYS = "keys"  # of the clients of one machine, beside their states
 
 
 class Running(Protocol):
@@ -53,13 +59,22 @@ class Backend(Protocol):
 
     def engine(self, run: Running) -> AbstractContextManager[Engine]: ...
 
+    def secure(self, run: Running) -> "SecureServer | None":
+        """The server's part in secure sums; None where uploads are averaged as they are."""
+
 
 class OneMachine:
     """All clients here (or on a Ray cluster that shares the disk), with their images and states."""
 
     def build(self, config: Config, progress: Progress) -> Parts:
         if config.run.engine != "auto":
-            _carrier(config).check()
+            carrier = _carrier(config)
+            carrier.check()
+            if config.local_training.devices > 1 and not carrier.several_devices:
+                raise FedsslError(
+                    f"local_training.devices: with engine = {config.run.engine!r} clients share the devices out: use "
+                    "'in-process', where each client has them all"
+                )
         return build(config, progress)
 
     def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
@@ -71,9 +86,36 @@ class OneMachine:
     def engine(self, run: Running) -> AbstractContextManager[Engine]:
         return _carrier(run.config).open(run)
 
+    def secure(self, run: Running) -> "SecureServer | None":
+        """Clients of one machine have keys of their own and sign, as sites do."""
+        if run.parts.client.terms is None:
+            return None
+        from fedssl.federation.secure.client_side import make_identities
+
+        names = _names(len(run.parts.partition.clients))
+        roster = make_identities(run.folder.clients / KEYS, names)
+        return secure_server(run, names, roster)
+
+
+def secure_server(run: Running, names: list[str], roster: "Roster", id_: str = "") -> "SecureServer":
+    """By the terms of the run; `id_` names it to the clients, unless its folder may."""
+    from fedssl.federation.secure.server_side import SecureServer
+
+    terms = run.parts.client.terms
+    assert terms is not None
+    retries = run.config.failures.retries
+    return SecureServer(terms=terms, names=names, roster=roster, file=run.folder.secure, retries=retries, run=id_)
+
+
+def _names(clients: int) -> list[str]:
+    """By which the clients of one machine sign."""
+    return [f"client-{number:05d}" for number in range(clients)]
+
 
 class Carrier(ABC):
-    """How the tasks of a run on one machine are carried out: what an entry of ENGINES is."""
+    """How the tasks of a run on one machine are run: what an entry of ENGINES is."""
+
+    several_devices: ClassVar[bool] = True  # may one client train on several?
 
     def check(self) -> None:  # noqa: B027
         """Refuses, before anything is built, where something is missing."""
@@ -102,6 +144,8 @@ class OneByOne(Carrier):
 
 class SideBySide(Carrier):
     """Clients in worker processes."""
+
+    several_devices: ClassVar[bool] = False  # they run side by side, and a worker may have no processes of its own
 
     def complete(self, run: Run, workers: int) -> Run:
         return run.model_copy(update={"workers": workers, "threads": max(run.threads, 1)})
@@ -139,7 +183,21 @@ def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
     def data_of(client_id: int) -> str:
         return sha256(images().encode() + parts.partition.clients[client_id].tobytes()).hexdigest()
 
-    return ClientStore(folder, config.run.keep_checkpoints, data_of)
+    return ClientStore(folder, config.run.keep_checkpoints, data_of, _secure_client(parts, folder / KEYS))
+
+
+def _secure_client(parts: Parts, keys: Path) -> "SecureClient | None":
+    if parts.client.terms is None:
+        return None
+    from fedssl.federation.secure.client_side import ROSTER, SecureClient
+    from fedssl.federation.secure.keys import Identity, read_roster
+
+    return SecureClient(
+        names=_names(len(parts.partition.clients)),
+        identity=lambda name: Identity.read(keys / f"{name}.key", name),
+        roster=cache(lambda: read_roster(keys / ROSTER)),
+        least=parts.client.terms.threshold,
+    )
 
 
 def for_workers(config: Config, folder: Path) -> ClientSide:

@@ -15,8 +15,9 @@ from fedssl.core.weights import Weights
 from fedssl.experiment.build.parts import Parts
 from fedssl.experiment.config.schema import ENGINES, Config, Run
 from fedssl.federation.client import Client
-from fedssl.federation.engines.processes import ClientSide, worker_context
+from fedssl.federation.engines.processes import ClientSide
 from fedssl.federation.local_training import train_locally
+from fedssl.federation.worker_processes import worker_context
 
 STEPS = 3  # enough for a choice between two engines
 WORTH_IT = 120.0  # seconds: starting workers to measure them costs several
@@ -39,7 +40,7 @@ def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], Clie
         return Choice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
     together, separate = (run.model_copy(update={"engine": name}) for name in ("in-process", "processes"))
     separate = ENGINES[separate.engine]().complete(separate, workers)
-    if workers < 2:
+    if workers < 2 or config.local_training.devices > 1:  # of which each client has them all
         return Choice(together)
     here = seconds_per_step(parts.client, 0)
     if here * total_steps < WORTH_IT:
@@ -81,7 +82,7 @@ def default_workers(device: torch.device, threads: int, sampled: int) -> int:
 
 def seconds_per_step(client: Client, client_id: int, before: Callable[[], object] | None = None) -> float:
     """The mean over a few training steps, after one to warm up; tasks load their weights anew, so nothing is left."""
-    settings = replace(client.training, epochs=1)
+    settings = replace(client.training, epochs=1, devices=1)
     images, size = client.images_of(client_id), settings.batch_size
     chosen = images.index_select(0, torch.arange(STEPS * size) % len(images))
     _load_first(client)

@@ -51,17 +51,30 @@ class Evaluator:
         if self.parts.server.rule.shares or state.round_number == 0:
             return self._one(encoder_weights(self.parts, state), full)
         assert self.store is not None  # a rule that shares nothing is refused where states are elsewhere
-        each = [self._one(one.weights.online, full) for one in self._client_states(self.store, state)]
+        each = [self._one(one.weights.online, full) for _, one in self._client_states(self.store, state)]
         of = {name: [one.values[name] for one in each] for name in each[0].values}
         means = {name: statistics.fmean(values) for name, values in of.items()}
         spreads = {f"{name}_sd": statistics.stdev(values) for name, values in of.items() if len(each) > 1}
         correct = {name: torch.stack([one.correct[name] for one in each]).mean(dim=0) for name in each[0].correct}
         return Measured(means | spreads, correct)
 
-    def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[ClientState]:
+    def measure_clients(self, state: ServerState) -> dict[int, Measured]:
+        """Every client's own encoder after the last round, if settings ask for it and their states are here."""
+        if not self.config.evaluation.clients or state.round_number != self.config.run.rounds or self.store is None:
+            return {}
+        started, monitor = time.process_time(), self.parts.monitor.without_probe()
+        found = {}
+        with self.clock.part("evaluation"):
+            for client, own in self._client_states(self.store, state):
+                own.weights.online.load_into(self.encoder)
+                found[client] = monitor.full(self.encoder, self.view.progress)
+        self._core_seconds += time.process_time() - started
+        return found
+
+    def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[tuple[int, ClientState]]:
         for client, accepted in sorted(state.accepted_round.items()):
             try:
-                yield store.load(client, accepted)
+                yield client, store.load(client, accepted)
             except DamagedError:  # one that may start over has no encoder until it is asked again
                 if self.config.failures.damaged_state == "error":
                     raise

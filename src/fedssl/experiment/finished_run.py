@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import AllowCode
+from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config
@@ -107,9 +107,6 @@ class FinishedRun:
         if client not in last:
             raise FedsslError(f"{self.folder.path}: client {client} never trained in this run, it has no encoder")
         return store.path(client, last[client]), store.load(client, last[client]).weights
-
-    def client_encoders(self) -> dict[int, Encoder]:
-        return {client: self.client_encoder(client) for client in self.client_rounds()}
 
     def _loaded(self, path: Path, tensors: dict[str, Tensor]) -> Encoder:
         encoder = self.random_encoder()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,15 @@ from fedssl.experiment.records.profile import ProfileBook
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.totals import Totals
 from fedssl.experiment.resume import restored
-from fedssl.experiment.summary import Results, beginning, disk_needed, encoder_facts, round_record, summarise
+from fedssl.experiment.summary import (
+    Results,
+    beginning,
+    core_seconds,
+    disk_needed,
+    encoder_facts,
+    round_record,
+    summarise,
+)
 from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.messages import Failure
 from fedssl.federation.privacy.budget import noise_print, with_noise_key
@@ -57,6 +65,7 @@ class Loop:
         server = with_noise_key(self.parts.server, self.folder.noise_key, checkpoint)
         self.noise = noise_print(server)
         state = self._resume(checkpoint) if checkpoint else self._begin()
+        server = replace(server, secure=self.backend.secure(self))
         status = "interrupted"
         try:
             with self.backend.engine(self) as engine:
@@ -102,12 +111,12 @@ class Loop:
     def _evaluate(self, state: ServerState) -> dict[str, float]:
         measured = self.evaluator.measure(state)
         self.results.add(state.round_number, self.config.run.rounds, measured)
+        self.results.add_clients(self.evaluator.measure_clients(state))
         return measured.values
 
     def _keep(self, state: ServerState, record: dict[str, Any], outcome: Round | None = None) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""
-        training = sum(client.get("core_seconds", 0.0) for client in record["clients"])
-        record["core_seconds"] = {"training": training, "evaluation": self.evaluator.taken()}
+        record["core_seconds"] = {"training": core_seconds(record, outcome), "evaluation": self.evaluator.taken()}
         with self.clock.part("state"):
             self.folder.append_round(record)
             run = {**vars(self.results), "seconds": self._seconds(), "files": self.folder.seals(), **self.noise}

@@ -1,11 +1,12 @@
 """A run in numbers and words: what it prepares to do, the record of a round, and what it came to."""
 
+import math
 import statistics
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedssl.core.errors import StorageError
 from fedssl.core.files import free_bytes, size_text
@@ -20,13 +21,17 @@ from fedssl.experiment.records.profile import totals_of
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.totals import mean
-from fedssl.experiment.records.verdict import MEASURES, verdict
+from fedssl.experiment.records.verdict import MEASURES, continued, verdict
 from fedssl.federation.client_sampling import sample_clients
 from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.budget import spent
 from fedssl.federation.rounds import Round, ServerState
 from fedssl.networks.backbones import feature_size
 from fedssl.networks.heads import Encoder
+from fedssl.networks.libraries import input_settings, origin_of
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.terms import Summed
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,12 @@ class Results:
                     self.correct[measure] = packed(measured.correct[_name(measure, best)])
         elif round_number == rounds:
             self.results.update(final=measured.values, gain=self._gains(measured))
+
+    def add_clients(self, measured: dict[int, Measured]) -> None:
+        """What training changed at each client's own encoder, against the one that all began with."""
+        gains = {str(client): self._gains(one) for client, one in measured.items()}
+        if any(gains.values()):
+            self.results["clients"] = gains
 
     def _gains(self, measured: Measured) -> dict[str, Any]:
         """For each accuracy: image by image, what training changed; both encoders at their best."""
@@ -72,16 +83,13 @@ def round_record(config: Config, outcome: Round) -> dict[str, Any]:
     for result in outcome.results:
         sizes: dict[str, Any] = {"bytes_up": result.num_bytes(), "bytes_down": outcome.bytes_down[result.client_id]}
         noted = outcome.state.notes.get(result.client_id, {})  # lambda_k as it stands after this round
-        clients.append({"client": result.client_id, "n": result.num_examples, **noted, **result.scalars, **sizes})
-    images, seconds = sum(c.get("images", 0) for c in clients), sum(c["seconds"] for c in clients)
+        own = {} if outcome.summed else {"n": result.num_examples, **noted, **result.scalars}
+        clients.append({"client": result.client_id, **own, **sizes})
     failed = [{"client": f.client_id, "code": f.code, "detail": f.detail} for f in outcome.failures]
     return {
         "round": round_number,
         "lr": config.local_training.learning_rate(round_number, config.run.rounds),
-        "loss": mean([c["loss"] for c in clients if "loss" in c]),  # clients with noise of their own send none
-        "mu": mean([c["mu"] for c in clients if "mu" in c]),
-        "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
-        "images_per_second": images / seconds or None if seconds else None,
+        **(_summed_numbers(outcome.summed) if outcome.summed else _numbers(clients)),
         "seconds": outcome.seconds,
         "aggregation_seconds": outcome.aggregation_seconds,
         "clients": clients,
@@ -89,11 +97,41 @@ def round_record(config: Config, outcome: Round) -> dict[str, Any]:
     }
 
 
+def _numbers(clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all clients together."""
+    images, seconds = sum(c.get("images", 0) for c in clients), sum(c["seconds"] for c in clients)
+    return {
+        "loss": mean([c["loss"] for c in clients if "loss" in c]),  # clients with noise of their own send none
+        "mu": mean([c["mu"] for c in clients if "mu" in c]),
+        "ema_share": statistics.fmean(c.get("ema", 0.0) for c in clients),
+        "images_per_second": images / seconds or None if seconds else None,
+    }
+
+
+def _summed_numbers(summed: "Summed") -> dict[str, Any]:
+    """The same, and what else a record says client by client, from a secure sum: that is all there is."""
+    images, seconds = summed.sums.get("images", 0.0), summed.sums["seconds"]
+    means = {name: summed.mean(name) for name in ("loss", "mu", "divergence", "feature_std")}
+    return {
+        **{name: value for name, value in means.items() if value is not None or name in ("loss", "mu")},
+        "ema_share": summed.mean("ema"),
+        "images_per_second": images / seconds or None if seconds > 0 else None,
+        "n": summed.num_examples,
+    }
+
+
+def core_seconds(record: dict[str, Any], outcome: Round | None) -> float:
+    """That clients spent on training in a round."""
+    if outcome and outcome.summed:
+        return outcome.summed.sums.get("core_seconds", 0.0)
+    return math.fsum(client.get("core_seconds", 0.0) for client in record["clients"])
+
+
 def summarise(
     config: Config, parts: Parts, folder: RunFolder, *, status: str, state: ServerState, measured: dict[str, Any]
 ) -> dict[str, Any]:
     """The content of summary.json; `measured`: the accuracies, the totals over all rounds, the seconds."""
-    private = spent(parts.client.privacy, parts.server, state.round_number)
+    private = spent(parts.client.privacy, parts.server, state.round_number, parts.client.terms)
     summary = {
         "status": status,
         "rounds": state.round_number,
@@ -106,8 +144,9 @@ def summarise(
         "files": folder.seals(),
     }
     rounds = [] if "final" in summary else folder.read_rounds()  # for the newest accuracy
-    judged = verdict(RunRecord(folder.path, config.as_raw(), summary, rounds, {}))
-    return summary | {"verdict": judged.word if judged else None}
+    record = RunRecord(folder.path, config.as_raw(), summary, rounds, {})
+    judged, kept = verdict(record), continued(record)
+    return summary | {"verdict": judged.word if judged else None} | ({"continued": kept.word} if kept else {})
 
 
 def _data(parts: Parts) -> dict[str, Any]:
@@ -132,9 +171,11 @@ def encoder_facts(config: Config, parts: Parts, encoder: Encoder, round_number: 
     """What `load_encoder` and a curious reader need to know."""
     train, network = parts.dataset.train, config.network
     backbone = deepcopy(encoder.backbone).to("cpu")
+    origin = origin_of(backbone)
     return {
         "fedssl": metadata.version("fedssl"),
-        "network": {"name": network.name, **(network.model_extra or {})},
+        "network": {"name": network.name, **(network.model_extra or {}), **input_settings(backbone)},
+        **({"library": asdict(origin)} if origin else {}),
         "channels": train.channels,
         "image_size": list(train.image_size),
         "feature_size": feature_size(backbone, train.channels, train.image_size),
@@ -163,9 +204,10 @@ def _title(config: Config, parts: Parts) -> str:
 
 def _notes(config: Config, parts: Parts) -> list[str]:
     """What a person should know before the first round."""
-    promised = spent(parts.client.privacy, parts.server, config.run.rounds)
+    promised = spent(parts.client.privacy, parts.server, config.run.rounds, parts.client.terms)
     warnings = [*parts.warnings, *(cautions(promised) if promised else [])]
     remarks = [*parts.remarks, *([privacy_text(promised)] if promised else [])]
+    remarks += [parts.client.terms.text()] if parts.client.terms else []
     return [*(f"warning: {text}" for text in warnings), *(f"note: {text}" for text in remarks)]
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from fedssl.core.weights import Weights, divergence, non_finite
 from fedssl.data.augmentation.views import Recipe
 from fedssl.data.dataset import Pixels
 from fedssl.federation.client_store import ClientStore, Sent
+from fedssl.federation.distributed import train_on_devices
 from fedssl.federation.local_training import LocalTraining, train_locally, training_seed
 from fedssl.federation.messages import (
     ClientError,
@@ -34,6 +35,14 @@ from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, 
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import ClientRound, SiameseMethod
+from fedssl.networks.blocks import frozen_names
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.terms import Terms
+
+MakeTerms = Callable[[GlobalWeights, tuple[str, ...]], "Terms"]
+"""The terms of secure sums, given weights like those that clients share and the numbers that they may tell."""
+WITH_NOISE = ("ema", "seconds")  # all that a client tells beside noise: a number made from images would be exact
 
 
 @dataclass(kw_only=True, eq=False)
@@ -54,6 +63,7 @@ class Client:
     wire: Wire = EXACT
     privacy: ClientDP | None = None
     start_over: bool = False  # from the global model, when its own state is damaged
+    secure: MakeTerms | None = None  # only masked vectors leave, for a sum
 
     def __post_init__(self) -> None:
         method = self.method
@@ -64,25 +74,36 @@ class Client:
         self.first_memory = {name: tensor.clone() for name, tensor in method.memory().items()}
         private = [private_names(part, self.batchnorm) for part in (method.online_encoder, method.predictor)]
         self.private = private[0], private[1]
-        encoder = "target" if self.upload == "target" and method.target_encoder is not None else "online"
-        separate = bool(self.privacy) or self.wire.dtype != "fp32"
-        self.sent = Sent(encoder if self.rule.shares else "", *self.private, separate=separate)
+        frozen = frozen_names(method.online_encoder.backbone, self.training.freeze)
+        self.frozen = frozenset(f"backbone.{name}" for name in frozen)
+        self.encoder_sent = "target" if self.upload == "target" and method.target_encoder is not None else "online"
+        self.terms = self.secure(self.initial_global_weights(), self.told_numbers()) if self.secure else None
+        separate = bool(self.privacy) or bool(self.terms) or self.wire.dtype != "fp32"
+        leaves = self.rule.shares and not self.terms  # else nothing, until it is masked
+        self.sent = Sent(self.encoder_sent if leaves else "", *self.private, separate=separate)
 
     def settings_for(self, task: TrainTask) -> str:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
         lr = self.training.learning_rate(task.round_number, self.rounds)
-        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed}"
+        return f"lr {lr!r} {self.training} {self.rule} seed {self.seed} of {self.rounds} rounds"
 
     @property
     def adds_noise(self) -> bool:
-        return self.privacy is not None and self.privacy.placement == "local"
+        return self.privacy is not None and self.privacy.placement != "central"
 
     def needed_numbers(self) -> tuple[str, ...]:
         """What every reply of this run tells, so that the server may count on it.
 
-        A client that adds noise tells nothing else: a number that was made from images would leave beside the noise.
+        A client that adds noise tells nothing else, one whose uploads are summed securely nothing at all.
         """
-        return ("ema", "seconds") if self.adds_noise else ("loss", "images", "seconds", *self.rule.reads())
+        if self.terms:
+            return ()
+        return WITH_NOISE if self.adds_noise else ("loss", "images", "seconds", *self.rule.reads())
+
+    def told_numbers(self) -> tuple[str, ...]:
+        """What a secure sum may hold for the record."""
+        rest = ("loss", "images", "core_seconds", "mu", "divergence", "feature_std")
+        return WITH_NOISE if self.adds_noise else (*WITH_NOISE, *rest)
 
     def initial_global_weights(self) -> GlobalWeights:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
@@ -90,11 +111,14 @@ class Client:
 
     def upload_bytes(self) -> int:
         """What a client sends a round, without a method's payload."""
+        if self.terms:
+            return self.terms.num_bytes
         return self.wire.encode(self.initial_global_weights()).num_bytes() if self.rule.shares else 0
 
     def state_bytes(self) -> int:
         """What a client keeps on disk of a round."""
         weights, separate = self.first_weights, self.upload_bytes() if self.sent.separate else 0
+        separate *= 2 if self.terms else 1  # as it is and masked
         parts = (weights.online, weights.predictor, weights.target, Weights(self.first_memory))
         return sum(part.num_bytes() for part in parts) + separate
 
@@ -108,12 +132,13 @@ class Client:
             scalars, at = self._start(state, task)
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
-        report = train_locally(
+        train = train_locally if self.training.devices == 1 else train_on_devices
+        report = train(
             self.method,
             images,
             self.recipe,
             self.training,
-            lr=self.training.learning_rate(task.round_number, self.rounds),
+            lr=partial(self.training.learning_rate, task.round_number, self.rounds),
             seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
             clock=self.clock,
@@ -135,12 +160,13 @@ class Client:
             "feature_std": report.feature_std,
             "images": report.images,
             "seconds": time.perf_counter() - started,
-            "core_seconds": time.process_time() - started_working,  # of all threads: does not grow with other work
+            # Of all threads: does not grow with other work.
+            "core_seconds": time.process_time() - started_working + report.core_seconds_elsewhere,
         }
         if state is None and task.accepted_round is not None:
             scalars["started_over"] = 1.0
         if key:
-            reported = {name: scalars[name] for name in self.needed_numbers()}
+            reported = {name: scalars[name] for name in WITH_NOISE}
             return new_state, self._result(task, weights, 1, reported, payload, key)
         return new_state, self._result(task, weights, len(images), scalars, payload)
 
@@ -169,10 +195,15 @@ class Client:
         payload: Payload,
         key: bytes = b"",
     ) -> TrainResult:
-        encoder = weights.target if self.sent.encoder == "target" else weights.online
+        encoder = weights.target if self.encoder_sent == "target" else weights.online
         shared = self._shared(encoder, weights.predictor) if self.rule.shares else GlobalWeights.EMPTY
         if self.privacy is not None:
-            shared = self.privacy.protect(shared, task.global_weights, self.privacy.round_key(key, task.round_number))
+            key = self.privacy.round_key(key, task.round_number)
+            clients = self.terms.clients if self.terms else 1
+            shared = self.privacy.protect(shared, task.global_weights, key, clients)
+        if self.terms:  # kept here until it is masked; nothing but the sum will say n_k and the numbers
+            part = self.terms.part(shared, task.global_weights, num_examples, scalars)
+            return TrainResult(task.client_id, task.round_number, part, 1)
         return TrainResult(
             client_id=task.client_id,
             round_number=task.round_number,
@@ -234,7 +265,14 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
 
 
 def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
-    """The only client-side path: load the generation the server accepted last, train, keep the new one beside it."""
+    """The only client-side path: load the generation the server accepted last, train, keep the new one beside it.
+
+    Or, where uploads are summed securely, answer a stage of the sum.
+    """
+    if task.stage:
+        if store.secure is None:
+            raise ClientError("refused", "a stage of a secure sum in a run without secure aggregation")
+        return store.secure.answer(store, task)
     settings, clock = client.settings_for(task), client.clock
     clock.taken()
     with clock.part("state"):

@@ -7,11 +7,15 @@ later task names it, so a lost reply, a killed process and a rolled-back round n
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import remove_folder
 from fedssl.core.sealed import Sealed, named_tensors, rounds_in, seal, unseal
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.client_side import SecureClient
 
 PARTS = ("online", "predictor", "target")
 UPLOAD = "upload/"
@@ -51,8 +55,14 @@ class StoredUpload:
 class ClientStore:
     """`data_of` gives a client's data fingerprint: a state is never used with another client's images."""
 
-    def __init__(self, folder: Path, keep: int = 2, data_of: Callable[[int], str] | None = None) -> None:
-        self.folder, self.keep, self.data_of = folder, keep, data_of
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 2,
+        data_of: Callable[[int], str] | None = None,
+        secure: "SecureClient | None" = None,
+    ) -> None:
+        self.folder, self.keep, self.data_of, self.secure = folder, keep, data_of, secure
 
     def path(self, client_id: int, round_number: int) -> Path:
         return self.folder / f"client-{client_id:05d}" / f"round-{round_number:06d}"

@@ -3,51 +3,104 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.memory import keep_freed_memory
 from fedssl.core.seeding import derive_seed, global_stream, torch_stream
-from fedssl.core.settings import Count, Fraction, NonNegative
+from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe, make_views
 from fedssl.data.dataset import Pixels
+from fedssl.federation.optimizers import OptimizerName, check_settings, make_optimizer, set_rate
 from fedssl.federation.regularizers import Loss, RegularizedLoss
 from fedssl.methods.base import SiameseMethod
 from fedssl.methods.collapse import feature_std
+from fedssl.networks.blocks import freeze
+
+Received = tuple[Weights, Weights]  # W_g and W_g^p
+Rate = Callable[[int, int], float]
+Whole = Annotated[int, Ge(0)]
+
+
+class Part(NamedTuple):
+    """Which of the batches whose gradients make one step of the optimizer."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def at(cls, step: int, steps: int, accumulate: int) -> "Part":
+        """The last group of an epoch may be smaller: every image counts."""
+        number = step % accumulate
+        return cls(number, min(accumulate, steps - step + number))
+
+
+WHOLE = Part(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """SGD as in the paper; a fresh optimizer every round, so its momentum starts at zero."""
+    """SGD as in the paper, unless another optimizer is chosen; a new one every round, so its momentum starts at zero.
+
+    Steps are batches. The rate of a step is lr · schedule · warm-up · layer_decay ** (blocks above its tensor).
+    """
 
     epochs: Count = 5
     batch_size: Count = 128
     lr: NonNegative = 0.032
-    sgd_momentum: Fraction = 0.9
+    sgd_momentum: Fraction = 0.9  # of sgd and lars
     weight_decay: NonNegative = 5e-4
     schedule: Literal["cosine", "constant"] = "cosine"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # the last two: mixed, by autocast; for GPUs
     compile: bool = False  # torch.compile; for GPUs and long runs: the first steps take a minute, the bits are others
+    optimizer: OptimizerName = "sgd"
+    beta1: Fraction = 0.9  # of adamw, and the next
+    beta2: Fraction = 0.999
+    trust: Positive = 0.001  # of lars: the length of a step as a share of the tensor's own
+    weight_decay_on: Literal["all", "weights"] = "all"  # weights: neither norms nor biases; the paper decays all
+    schedule_per: Literal["round", "step"] = "round"  # step: the rate also falls inside a round
+    warmup_rounds: Whole = 0  # the n-th of w has n / (w + 1) of its rate
+    warmup_steps: Whole = 0  # likewise, at the beginning of every round, where the optimizer is new
+    clip_gradient: Positive | None = None  # the largest norm of all gradients together
+    accumulate: Count = 1  # batches whose mean gradient makes one step of the optimizer
+    freeze: Whole = 0  # first blocks of the backbone that are not trained; their BatchNorm statistics stay too
+    layer_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0  # the rate of a block as a share of the next one's
     decorrelation: NonNegative = 0.0  # weight of FedDecorr's term on backbone features; its paper: 0.1
     uniformity: NonNegative = 0.0  # weight of FedU²'s term on projections; its paper: 0.01
     proximal: NonNegative = 0.0  # FedProx's mu: weight of ½ ‖W − W_g‖²
+    devices: Count = 1  # GPUs that share every batch of a client (federation/distributed.py)
 
-    def learning_rate(self, round_number: int, rounds: int) -> float:
-        """lr_r = 0.5 · lr · (1 + cos(pi · r / R)) for r = 0 … R − 1, constant inside a round; ours count from 1."""
-        if self.schedule == "constant":
-            return self.lr
-        return 0.5 * self.lr * (1 + math.cos(math.pi * (round_number - 1) / rounds))
+    def __post_init__(self) -> None:
+        check_settings(self, ((one.name, one.default) for one in fields(self)))
+
+    def learning_rate(self, round_number: int, rounds: int, step: int = 0, steps: int = 0) -> float:
+        """lr_r = 0.5 · lr · (1 + cos(pi · r / R)) for r = 0 … R − 1, constant inside a round; ours count from 1.
+
+        With steps the rate of one of them, counted from 0, which may differ from that of its round.
+        """
+        by_step = self.schedule_per == "step" and steps > 0
+        lr, inside = self.lr, step / steps if by_step else 0.0
+        if self.schedule == "cosine":
+            lr = 0.5 * self.lr * (1 + math.cos(math.pi * (round_number - 1 + inside) / rounds))
+        units = steps if by_step else 1  # of warm-up in a round
+        lr *= _warm((round_number - 1) * units + (step if by_step else 0), self.warmup_rounds * units)
+        return lr * _warm(step, self.warmup_steps) if steps else lr
 
     def check(self, device: torch.device) -> None:
         """Refuses what this device cannot do."""
         if self.precision == "fp16" and device.type == "cpu":
             raise FedsslError("local_training.precision: 'fp16' is for GPUs; on the CPU use 'fp32' or 'bf16'")
+        there = torch.cuda.device_count() if device.type == "cuda" else 1
+        if self.devices > there and device.type != "cpu":
+            raise FedsslError(f"local_training.devices: {self.devices} are asked for, here are {there} ({device.type})")
         if self.compile and self.regularizes:
             raise FedsslError(
                 "local_training.compile: a compiled loss cannot be watched: leave it out, or decorrelation, uniformity "
@@ -59,7 +112,7 @@ class LocalTraining:
         """Whether anything is added to a method's loss."""
         return bool(self.decorrelation or self.uniformity or self.proximal)
 
-    def loss_of(self, method: SiameseMethod, received: tuple[Weights, Weights] | None) -> Loss:
+    def loss_of(self, method: SiameseMethod, received: Received | None) -> Loss:
         """The method's own loss, or with what these settings add to it."""
         if not self.regularizes:
             return method.loss
@@ -71,64 +124,74 @@ class LocalTraining:
         return max(num_images // self.batch_size, 1)
 
 
+def _warm(done: int, width: int) -> float:
+    """The share of its rate that the next of `width` warm-up steps has."""
+    return min((done + 1) / (width + 1), 1.0)
+
+
 @dataclass(frozen=True)
 class TrainingReport:
     loss: float
     steps: int
     images: int
     feature_std: float
+    core_seconds_elsewhere: float = 0.0  # in processes of its own
 
 
 class Stepper:
     """Optimizer steps in the precision that was asked for; a loss stays on its device, so that nothing waits for it."""
 
     def __init__(
-        self,
-        method: SiameseMethod,
-        settings: LocalTraining,
-        lr: float,
-        device: torch.device,
-        received: tuple[Weights, Weights] | None = None,
+        self, method: SiameseMethod, settings: LocalTraining, lr: float, device: torch.device, loss: Loss | None = None
     ) -> None:
-        self.method, self.loss = method, settings.loss_of(method, received)
-        self.optimizer = torch.optim.SGD(
-            method.trained_parameters(),
-            lr=lr,
-            momentum=settings.sgd_momentum,
-            weight_decay=settings.weight_decay,
-            fused=device.type in ("cpu", "cuda"),  # one pass over the weights instead of three
-        )
+        self.method, self.loss, self.clip = method, loss or settings.loss_of(method, None), settings.clip_gradient
+        self.optimizer = make_optimizer(method, settings, lr, device)
         lower = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
         self.autocast = torch.autocast(device.type, lower) if lower else nullcontext()
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self.compiled_loss: Loss = torch.compile(self.loss) if settings.compile else self.loss
 
-    def step(self, views: Sequence[Tensor]) -> Tensor:
-        return self._step(self.compiled_loss, views)
+    def step(self, views: Sequence[Tensor], part: Part = WHOLE) -> Tensor:
+        return self._step(self.compiled_loss, views, part)
 
-    def last_step(self, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def last_step(self, views: Sequence[Tensor], part: Part = WHOLE) -> tuple[Tensor, Tensor]:
         """Also returns the projections that the loss saw last; never compiled, for a compiled loss keeps old hooks."""
         seen: list[Tensor] = []
         encoder = self.method.online_encoder  # of which a loss may call the parts one by one
         hooks = [
-            part.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
-            for part in (encoder, encoder.projector)
+            module.register_forward_hook(lambda _, __, z: seen.append(z.detach()))
+            for module in (encoder, encoder.projector)
         ]
         try:
-            return self._step(self.loss, views), seen[-1]
+            return self._step(self.loss, views, part), seen[-1]
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _step(self, loss_of: Loss, views: Sequence[Tensor]) -> Tensor:
+    def _step(self, loss_of: Loss, views: Sequence[Tensor], part: Part) -> Tensor:
         with self.autocast:
             loss = loss_of(views)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if part.number == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss / part.of if part.of > 1 else loss).backward()  # type: ignore[no-untyped-call]
+        if part.number == part.of - 1:
+            self._move()
+        return loss.detach()
+
+    def _move(self) -> None:
+        if self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.method.trained_parameters(), self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.method.after_step()
-        return loss.detach()
+
+
+def training_mode(method: SiameseMethod, settings: LocalTraining) -> None:
+    """Networks as they train: all of them but the first blocks that are frozen."""
+    method.train()
+    for encoder in filter(None, (method.online_encoder, method.target_encoder)):
+        freeze(encoder.backbone, settings.freeze)
 
 
 def train_locally(
@@ -136,15 +199,18 @@ def train_locally(
     pixels: Pixels,
     recipe: Recipe,
     settings: LocalTraining,
-    lr: float,
+    lr: float | Rate,
     seed: int,
     on_step: Callable[[int, int, int], None] | None = None,
     clock: Stopwatch | None = None,
-    received: tuple[Weights, Weights] | None = None,
+    received: Received | None = None,
+    loss: Loss | None = None,
 ) -> TrainingReport:
     """Trains the method in place on uint8 images and returns the mean loss over the last epoch.
 
-    `received`: W_g and W_g^p, from which FedProx's term measures; without them it does from where training starts.
+    `lr` is one rate for all steps, or gives that of a step by its number (from 0) and their count. FedProx's term
+    measures from `received`; without it, from where training starts. `loss` stands in for the one of the settings,
+    where several processes compute it together.
     """
     if len(pixels) < 2:
         raise FedsslError(f"{len(pixels)} images are too few: BatchNorm needs at least 2 in a batch")
@@ -152,29 +218,32 @@ def train_locally(
     clock = clock or Stopwatch()
     device = next(method.parameters()).device
     settings.check(device)
-    stepper = Stepper(method, settings, lr, device, received)
-    # Order and views are decided on the CPU whatever device trains: no step has to wait for an answer.
-    order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
     batch_size = min(settings.batch_size, len(pixels))
     steps = settings.steps_per_epoch(len(pixels))
     total = settings.epochs * steps
+    rate = lr if callable(lr) else lambda step, steps: lr  # noqa: ARG005
+    training_mode(method, settings)
+    stepper = Stepper(method, settings, rate(0, total), device, loss or settings.loss_of(method, received))
+    # Order and views are decided on the CPU whatever device trains: no step has to wait for an answer.
+    order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
     loss_sum = torch.zeros((), device=device)
-    method.train()
     with global_stream(seed, "dropout"):
         for epoch in range(settings.epochs):
             loss_sum.zero_()
+            method.start_epoch()
             order = torch.randperm(len(pixels), generator=order_stream)
             for step in range(steps):
                 with clock.part("augment"):
                     batch = pixels.index_select(0, order[step * batch_size : (step + 1) * batch_size])
-                    views = make_views(batch.to(device, non_blocking=True), recipe, augment_stream, method.num_views)
-                done = epoch * steps + step + 1
+                    views = make_views(batch.to(device, non_blocking=True), recipe, augment_stream, method.view_groups)
+                done, part = epoch * steps + step + 1, Part.at(step, steps, settings.accumulate)
                 with clock.part("steps"):
+                    set_rate(stepper.optimizer, rate(done - 1, total))
                     if done < total:
-                        loss_sum += stepper.step(views)
+                        loss_sum += stepper.step(views, part)
                     else:
-                        loss, projections = stepper.last_step(views)
-                        loss_sum += loss
+                        last_loss, projections = stepper.last_step(views, part)
+                        loss_sum += last_loss
                 if on_step:
                     on_step(done, total, done * batch_size)
     return TrainingReport(float(loss_sum) / steps, total, total * batch_size, feature_std(projections))

@@ -80,9 +80,16 @@ class TrainTask:
     global_weights: GlobalWeights
     note: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
+    stage: bytes = field(default=b"", repr=False)  # of a secure sum: what the server says; answered instead of training
+    room: int | None = None  # bytes that the answer's weights may take; default: as many as these here
 
     def num_bytes(self) -> int:
-        return self.global_weights.num_bytes() + payload_bytes(self.payload)
+        return self.global_weights.num_bytes() + payload_bytes(self.payload) + len(self.stage)
+
+    @property
+    def answer_bytes(self) -> int:
+        """The most that the weights in its answer may take."""
+        return self.global_weights.num_bytes() if self.room is None else self.room
 
     def digest(self) -> str:
         """Two tasks with the same digest ask for the same training."""
@@ -109,6 +116,7 @@ class TrainResult:
     scalars: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
     profile: Scalars = field(default_factory=dict)  # seconds by part, when a run asks for them
+    stage: bytes = field(default=b"", repr=False)  # of a secure sum: what the client says
 
     @property
     def weights(self) -> GlobalWeights:
@@ -116,7 +124,7 @@ class TrainResult:
         return self.upload.read()
 
     def num_bytes(self) -> int:
-        return self.upload.num_bytes() + payload_bytes(self.payload)
+        return self.upload.num_bytes() + payload_bytes(self.payload) + len(self.stage)
 
 
 FailureCode = Literal[
@@ -126,6 +134,7 @@ FailureCode = Literal[
     "state-damaged",  # its own state on disk cannot be used
     "disk",  # its own disk refused
     "refused",  # it will not or cannot do this task: its own log says why
+    "untrusted",  # it will not go on: another site's key is not the one that it trusts
     "no-reply",  # nothing came back
     "rejected",  # what it sent is not what a client of this run may send
     "duplicate",  # it sent more than one reply; the first counts

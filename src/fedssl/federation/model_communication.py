@@ -19,10 +19,11 @@ COMPARES_ONLINE = (
     "update_rule.lambda_at: 'client' compares the online encoder, but aggregation.upload = \"target\" averages "
     "another: use 'server'"
 )
-NEEDS_EXACT = (
-    "privacy.name: lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to "
-    "'client', or a fixed update_rule.scale"
+FROM_EXACT = (
+    "lambda_k would be made at the server from a client's exact weights: set update_rule.lambda_at to 'client', or a "
+    "fixed update_rule.scale"
 )
+NEEDS_EXACT = f"privacy.name: {FROM_EXACT}"
 BatchNormSharing = Literal["average", "local-statistics", "local-layers"]
 
 
@@ -42,6 +43,11 @@ class UpdateRule(ABC):
     def problem(self, upload: str, private: bool) -> str:  # noqa: ARG002
         """Why it cannot work where clients upload this encoder, or no exact weights, and the remedy; "": it can."""
         return ""
+
+    def needs_single_results(self) -> str:
+        """Why the server must see each client's own weights or numbers, and the remedy; "": sums are enough."""
+        noted = type(self).note is not UpdateRule.note
+        return "the server would note something of each client: use another update_rule.name" if noted else ""
 
     @abstractmethod
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
@@ -143,7 +149,8 @@ class _DivergenceRule(UpdateRule):
     def check(self, encoder: Weights) -> None:
         if self.norm == "mean-conv" and not conv_names(encoder):
             raise FedsslError(
-                "update_rule.norm: 'mean-conv' needs convolutions named conv*, this network has none: use 'l2'"
+                "update_rule.norm: 'mean-conv' needs convolutions named conv*, this network has none: use "
+                "'mean-matrix', the same mean over all weight matrices, or 'l2'"
             )
 
     def measure(self, before: Weights, after: Weights) -> Scalars:
@@ -199,6 +206,10 @@ class FedEMA(_DivergenceRule):
             return COMPARES_ONLINE if upload == "target" else ""
         return NEEDS_EXACT if private and self.scale is None else ""
 
+    def needs_single_results(self) -> str:
+        fixed = self.lambda_at == "client" or self.scale is not None
+        return "" if fixed else FROM_EXACT
+
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         scale = self._scale(local, task)
         if scale is None or _starts_over(self.stale, local, task):
@@ -217,13 +228,7 @@ class FedEMA(_DivergenceRule):
         known = task.note if self.lambda_at == "server" else local.scalars
         if self.scale is not None or self.lambda_at == "server" or "scale" in known:
             return known.get("scale") if self.scale is None else self.scale
-        return self._new_scale(task.global_weights, local.weights.online, local.scalars)
-
-    def _new_scale(self, global_: GlobalWeights, local: Weights, scalars: Scalars) -> float | None:
-        """tau / divergence; None: a divergence of next to 0 leaves it for later."""
-        distance = self.distance(global_, local, scalars)
-        scale = self.tau / distance if distance > 0 else math.inf
-        return scale if math.isfinite(scale) else None
+        return autoscaled(self.tau, self.distance(task.global_weights, local.weights.online, local.scalars))
 
     def kept(self, scalars: Scalars) -> Scalars:
         mine = self.lambda_at == "client" and self.scale is None and "scale" in scalars
@@ -233,8 +238,14 @@ class FedEMA(_DivergenceRule):
         """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set."""
         if "scale" in noted or self.scale is not None or self.lambda_at == "client":
             return noted
-        scale = self._new_scale(aggregated, result.weights.encoder, result.scalars)
+        scale = autoscaled(self.tau, self.distance(aggregated, result.weights.encoder, result.scalars))
         return noted if scale is None else {**noted, "scale": scale}
+
+
+def autoscaled(tau: float, distance: float) -> float | None:
+    """lambda_k = tau / divergence; None: a divergence of next to 0 leaves it for later."""
+    scale = tau / distance if distance > 0 else math.inf
+    return scale if math.isfinite(scale) else None
 
 
 def _mixed(local: ClientState, task: TrainTask, encoder_mu: float, predictor_mu: float) -> ClientWeights:

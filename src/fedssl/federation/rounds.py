@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import non_finite
@@ -13,6 +13,10 @@ from fedssl.federation.model_aggregation.base import Aggregator, Memory
 from fedssl.federation.model_communication import UpdateRule
 from fedssl.federation.validation import anything, inspect, nothing
 from fedssl.federation.wire import EXACT, Wire
+
+if TYPE_CHECKING:
+    from fedssl.federation.secure.server_side import SecureServer
+    from fedssl.federation.secure.terms import Summed
 
 
 class Engine(Protocol):
@@ -56,9 +60,17 @@ class Server:
     wire: Wire = EXACT  # in which numbers weights travel; the server's own are exact
     payload_problem: Callable[[Payload], str] = anything  # what a method's payload may not be
     needed: tuple[str, ...] = ()  # the numbers that every reply tells
+    frozen: frozenset[str] = frozenset()  # tensors of the encoder that nobody trains: they stay, whatever came back
+    secure: "SecureServer | None" = None  # uploads are masked: the server learns their sum, and of no single one
 
     def quorum(self, sampled: int) -> int:
+        if self.secure:
+            return max(self.secure.threshold, self.min_clients or 0)
         return min(self.min_clients, sampled) if self.min_clients is not None else -(-sampled // 2)
+
+    @property
+    def quorum_setting(self) -> str:
+        return "aggregation.secure_threshold" if self.secure else "failures.min_clients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +85,7 @@ class Round:
     aggregation_seconds: float
     idle_seconds: float  # of a worker, on average
     workers: int  # clients served at once
+    summed: "Summed | None" = None  # with secure aggregation: all that is known of the clients' numbers
 
 
 def run_rounds(server: Server, engine: Engine, state: ServerState, rounds: int) -> Iterator[Round]:
@@ -87,13 +100,18 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
     started, idle_before = time.perf_counter(), engine.idle_seconds
     round_number = state.round_number + 1
     sampled = sample_clients(server.num_clients, server.clients_per_round, server.seed, round_number)
+    if server.secure:
+        sampled, unmet = server.secure.meet(engine, round_number, sampled)
     # Once for all tasks: an engine may see that they carry the same.
     outgoing = replace(state, global_weights=server.wire.encode(state.global_weights))
     tasks = {client_id: make_task(server, outgoing, client_id) for client_id in sampled}
     results, failures = gather(server, engine, outgoing, tasks)
     results = [replace(one, upload=server.wire.open(one.upload, state.global_weights)) for one in results]
-    trained = time.perf_counter()
-    new_state = accept(server, state, results)
+    trained, summed = time.perf_counter(), None
+    if server.secure:
+        summed, results, lost = server.secure.total(engine, results, state.global_weights)
+        failures = [*unmet, *failures, *lost]
+    new_state = accept(server, state, results, summed)
     ended = time.perf_counter()
     return Round(
         state=new_state,
@@ -104,6 +122,7 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
         aggregation_seconds=ended - trained,
         idle_seconds=engine.idle_seconds - idle_before,
         workers=min(engine.workers, len(tasks)),
+        summed=summed,
     )
 
 
@@ -114,7 +133,7 @@ def gather(
 
     All as it travels: `state` holds the global weights that the tasks carry.
     """
-    like = state.global_weights if server.rule.shares else GlobalWeights.EMPTY
+    like = state.global_weights if server.rule.shares and not server.secure else GlobalWeights.EMPTY
     payload_problem = server.payload_problem if server.rule.shares else nothing
     delivered: dict[int, TrainResult] = {}
     failures: list[Failure] = []
@@ -134,18 +153,19 @@ def gather(
         if len(delivered) >= server.quorum(len(tasks)):
             # The same bits in whatever order replies came.
             return [delivered[client_id] for client_id in sorted(delivered)], failures
-    raise TooFewClientsError(state.round_number + 1, len(delivered), server.quorum(len(tasks)), failures)
+    needed = f"{server.quorum(len(tasks))} are needed ({server.quorum_setting})"
+    raise TooFewClientsError(state.round_number + 1, f"{len(delivered)} clients delivered, {needed}", failures)
 
 
 class TooFewClientsError(RoundError):
     """Names who is missing and why; `failures` has the whole story."""
 
-    def __init__(self, round_number: int, delivered: int, needed: int, failures: list[Failure]) -> None:
+    def __init__(self, round_number: int, text: str, failures: list[Failure]) -> None:
         last = {failure.client_id: failure for failure in failures}
+        missing = f"; missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}" if last else ""
         super().__init__(
-            f"round {round_number}: {delivered} clients delivered, {needed} are needed (failures.min_clients); "
-            f"missing: {'; '.join(str(last[client_id]) for client_id in sorted(last))}. "
-            f"The run is saved after round {round_number - 1}: run the same command again to go on"
+            f"round {round_number}: {text}{missing}. "
+            f"The run is saved after round {round_number - 1}: run the same command again to resume it"
         )
         self.failures = failures
 
@@ -164,15 +184,21 @@ def make_task(server: Server, state: ServerState, client_id: int) -> TrainTask:
     )
 
 
-def accept(server: Server, state: ServerState, results: list[TrainResult]) -> ServerState:
-    """Aggregates, then notes for every client of the round what its next task carries; `gather` sorted the results."""
+def accept(
+    server: Server, state: ServerState, results: list[TrainResult], summed: "Summed | None" = None
+) -> ServerState:
+    """Aggregates, then notes for every client of the round what its next task carries; `gather` sorted the results.
+
+    `summed`: a secure sum is one upload, the average itself, and lets nothing be noted of a client.
+    """
     round_number = state.round_number + 1
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return replace(state, round_number=round_number, accepted_round=accepted)
-    aggregated, memory = _aggregated(server, state, results)
+    uploads = [TrainResult(0, round_number, summed.weights, summed.num_examples)] if summed else results
+    aggregated, memory = _aggregated(server, state, uploads)
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
-    for result in results:
+    for result in [] if summed else results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
     payload = state.payload | server.pool([result.payload for result in results])
     return ServerState(round_number, aggregated, accepted, notes, payload, memory)
@@ -191,4 +217,12 @@ def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) 
             f"round {state.round_number + 1}: the aggregate of {broken[0]} is NaN or infinite; {unchanged} "
             "(a robust aggregation.name may help)"
         )
-    return aggregated, memory
+    return _with_frozen(aggregated, state.global_weights, server.frozen), memory
+
+
+def _with_frozen(aggregated: GlobalWeights, before: GlobalWeights, frozen: frozenset[str]) -> GlobalWeights:
+    """Tensors that are not trained keep their bits: no rounding of a mean, of a wire and no noise reaches them."""
+    if not frozen:
+        return aggregated
+    trained = frozenset(before.encoder.tensors()) - frozen
+    return replace(aggregated, encoder=aggregated.encoder.overlaid(before.encoder.without(trained)))

@@ -4,13 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
+from fedssl.core.view_groups import PAIR, ViewGroup
 from fedssl.core.weights import Weights
 from fedssl.networks.heads import Encoder
+
+Views = Annotated[int, Ge(2)]  # of each image, where a method takes as many as one likes
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,12 @@ class SiameseMethod(nn.Module, ABC):
     the networks (MoCo's queue) are buffers registered on the method itself.
     """
 
-    num_views: int = 2  # of each image, that a loss compares
+    view_groups: tuple[ViewGroup, ...] = PAIR  # the views of each image that a loss gets, in this order
 
     recipe: ClassVar[str] = "simclr"  # the augmentation and the learning-rate schedule that its paper trains it with
     schedule: ClassVar[str] = "cosine"
     leaves: ClassVar[str] = ""  # what leaves a client beside weights and counts, in words
+    whole_images: ClassVar[bool] = True  # False: its loss never makes one vector of a whole image
 
     public: Tensor | None = None  # the images of `public_images`, uint8, once they are chosen
 
@@ -73,7 +78,7 @@ class SiameseMethod(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, views: Sequence[Tensor]) -> Tensor:
-        """The loss of `num_views` views of a batch.
+        """The loss of a batch, given the views that `view_groups` asks for.
 
         Each view passes a network in its own forward, so BatchNorm sees one at a time, unless a setting joins them.
         """
@@ -86,6 +91,9 @@ class SiameseMethod(nn.Module, ABC):
 
     def start_round(self) -> None:
         """After the update rule has set the weights and before local training."""
+
+    def start_epoch(self) -> None:
+        """Before every epoch of local training."""
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.parameters() if parameter.requires_grad)

@@ -1,7 +1,7 @@
 """The losses of the self-supervised methods, written as the papers' formulas."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from typing import Any, ParamSpec
@@ -27,6 +27,20 @@ def in_float32(loss: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]
             return loss(*map(wide, values), **{name: wide(value) for name, value in named.items()})
 
     return computed
+
+
+def mean_of_others(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """For each view the mean of what the other views gave."""
+    places = range(len(outputs))
+    return [torch.stack([outputs[j] for j in places if j != i]).mean(dim=0) for i in places]  # V times B x d
+
+
+def mean_over_views(
+    loss: Callable[[Tensor, Tensor], Tensor], predictions: Sequence[Tensor], targets: Sequence[Tensor]
+) -> Tensor:
+    """The mean over views of a loss of its prediction and its target."""
+    losses = [loss(p, z) for p, z in zip(predictions, targets, strict=True)]
+    return torch.stack(losses).mean()
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -84,7 +98,61 @@ def uniformity(z: Tensor, sharpness: float) -> Tensor:
     count = z.shape[0]
     potential = sharpness * (2 * z @ z.T - 2)  # B x B: −t ‖z_i − z_j‖²
     potential.fill_diagonal_(float("-inf"))
-    return torch.logsumexp(potential.flatten(), dim=0) - math.log(count * (count - 1))
+    return potential.flatten().logsumexp(dim=0) - math.log(count * (count - 1))
+
+
+@in_float32
+def vicreg_loss(z1: Tensor, z2: Tensor, invariance: float, variance: float, covariance: float) -> Tensor:
+    """VICReg: views alike, every dimension with a deviation of at least 1, no two dimensions correlated.
+
+    λ mean (z1 − z2)² + μ Σ_views mean_j relu(1 − sqrt(var_j + 1e-4)) / 2 + ν Σ_views Σ_{i≠j} cov_ij² / d
+    """
+    spread = correlated = torch.zeros((), device=z1.device)
+    for z in (z1, z2):
+        centred = z - z.mean(dim=0)  # B x d
+        covariances = centred.T @ centred / (len(z) - 1)  # d x d
+        spread = spread + F.relu(1 - (covariances.diagonal() + 1e-4).sqrt()).mean() / 2
+        correlated = correlated + _off_diagonal(covariances).square().sum() / z.shape[1]
+    return invariance * F.mse_loss(z1, z2) + variance * spread + covariance * correlated
+
+
+@in_float32
+def barlow_loss(z1: Tensor, z2: Tensor, redundancy: float) -> Tensor:
+    """Barlow Twins: Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij², C = z1ᵀ z2 / N of standardised columns."""
+    correlation = _standardised(z1).T @ _standardised(z2) / len(z1)  # d x d
+    alike = (1 - correlation.diagonal()).square().sum()
+    return alike + redundancy * _off_diagonal(correlation).square().sum()
+
+
+def _standardised(z: Tensor) -> Tensor:
+    """Every column with mean 0 and deviation 1, as a BatchNorm without weights."""
+    return F.batch_norm(z, None, None, training=True)  # N x d
+
+
+def _off_diagonal(square: Tensor) -> Tensor:
+    """The d (d − 1) elements beside the diagonal: each row of d + 1 begins with one of the diagonal."""
+    size = len(square)
+    return square.flatten()[:-1].view(size - 1, size + 1)[:, 1:]
+
+
+@in_float32
+def dino_loss(student: Tensor, teacher: Tensor, centre: Tensor, student_heat: float, teacher_heat: float) -> Tensor:
+    """DINO: mean over pairs of different views and over images of −Σ_k softmax((t − c) / τ_t)_k log softmax(s / τ_s)_k.
+
+    The student has seen V views, the teacher the first G of them.
+    """
+    targets = F.softmax((teacher - centre) / teacher_heat, dim=2)  # G x B x K
+    logs = F.log_softmax(student / student_heat, dim=2)  # V x B x K
+    pairs = -targets.flatten(1) @ logs.flatten(1).T / targets.shape[1]  # G x V
+    same = torch.eye(*pairs.shape, device=pairs.device)
+    return (pairs * (1 - same)).sum() / (pairs.numel() - len(pairs))
+
+
+@in_float32
+def masked_patch_loss(predicted: Tensor, patches: Tensor) -> Tensor:
+    """Masked autoencoder: mean squared error to pixels, each patch's brought to mean 0 and deviation 1."""
+    variance, mean = torch.var_mean(patches, dim=2, keepdim=True)  # B x M x 1
+    return F.mse_loss(predicted, (patches - mean) / (variance + 1e-6).sqrt())  # B x M x P
 
 
 @in_float32

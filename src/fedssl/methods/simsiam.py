@@ -4,13 +4,18 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedssl.methods.base import SiameseMethod
-from fedssl.methods.losses import simsiam_loss
+from fedssl.core.view_groups import ViewGroup
+from fedssl.methods.base import SiameseMethod, Views
+from fedssl.methods.losses import mean_of_others, mean_over_views, simsiam_loss
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
 class SimSiam(SiameseMethod):
-    """Non-contrastive, both views through the same encoder (Chen & He, 2021)."""
+    """Non-contrastive, all views through the same encoder (Chen & He, 2021).
+
+    Of more than two views each predicts the mean of the others' projections (FastSiam, Pototzky et al., 2022).
+    Needs: heads with BatchNorm; small batches do. Leaves the client: encoder and predictor.
+    """
 
     def __init__(
         self,
@@ -18,16 +23,17 @@ class SimSiam(SiameseMethod):
         feature_size: int,
         heads: HeadSizes,
         *,
+        views: Views = 2,
         predictor: bool = True,
         stop_gradient: bool = True,
     ) -> None:
         super().__init__(Encoder(backbone, mlp(feature_size, heads)), mlp(heads.out, heads) if predictor else None)
+        self.view_groups = (ViewGroup(views),)
         self.stop_gradient = stop_gradient
 
-    def loss(self, views: Sequence[Tensor]) -> Tensor:
-        view_1, view_2 = views  # B x C x H x W
-        z1, z2 = self.online_encoder(view_1), self.online_encoder(view_2)  # B x d
-        p1, p2 = self.predictor(z1), self.predictor(z2)  # B x d
+    def loss(self, views: Sequence[Tensor]) -> Tensor:  # V times B x C x H x W
+        projections = [self.online_encoder(view) for view in views]  # V times B x d
+        predictions = [self.predictor(z) for z in projections]
         if self.stop_gradient:
-            z1, z2 = z1.detach(), z2.detach()
-        return 0.5 * simsiam_loss(p1, z2) + 0.5 * simsiam_loss(p2, z1)
+            projections = [z.detach() for z in projections]
+        return mean_over_views(simsiam_loss, predictions, mean_of_others(projections))

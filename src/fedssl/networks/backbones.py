@@ -1,4 +1,4 @@
-"""Backbones: the paper's CIFAR ResNets, a small convnet for CPUs, or any module of the user's by import path."""
+"""Backbones: the paper's CIFAR ResNets, small ones for CPUs, timm's, torchvision's, or the user's by import path."""
 
 import inspect
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
-from fedssl.core.registry import AllowCode, Registry
+from fedssl.core.registry import AllowCode, Family, Registry
 from fedssl.core.settings import Count
 from fedssl.networks.whitening import Stem, make_stem
 
@@ -199,14 +199,30 @@ def convnet(channels: int, *, width: Count = 32, stem_stride: Literal[1, 2] = 1,
 BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
     "networks",
     "network.name",
-    {"resnet18": resnet18, "resnet50": resnet50, "resnet10": resnet10, "convnet": convnet},
+    {
+        "resnet18": resnet18,
+        "resnet50": resnet50,
+        "resnet10": resnet10,
+        "convnet": convnet,
+        "vit-tiny": "fedssl.networks.vit:vit_tiny",
+        "convnext-atto": "fedssl.networks.convnext:convnext_atto",
+    },
+    families={
+        "timm": Family("fedssl.networks.libraries:timm_network", code=("create_model",)),
+        "torchvision": Family("fedssl.networks.libraries:torchvision_network"),
+    },
 )
 
 
-def find_backbone(name: str, allow_code: AllowCode = (), source: str = "") -> Callable[..., nn.Module]:
+def find_backbone(
+    name: str, allow_code: AllowCode = (), source: str = "", image_size: tuple[int, int] | None = None
+) -> Callable[..., nn.Module]:
     """A registered backbone, or somebody else's if it is allowed; theirs is called with its settings alone."""
     factory = BACKBONES.find(name, allow_code, source)
-    return factory if name in BACKBONES else partial(_build_foreign, factory, name)
+    if name not in BACKBONES:
+        return partial(_build_foreign, factory, name)
+    sized = "image_size" in inspect.signature(factory).parameters  # it is built for images of one size
+    return partial(factory, image_size=image_size) if sized else factory
 
 
 def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **settings: Any) -> nn.Module:

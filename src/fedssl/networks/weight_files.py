@@ -15,13 +15,14 @@ from fedssl.core.checksums import ALTERED
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.weights import Weights
 from fedssl.networks.backbones import ConvNet, ResNet
+from fedssl.networks.libraries import converted
 
 FILES = ("encoder.safetensors", "model.safetensors", "timm.safetensors", "torchvision.safetensors")
 ABOUT = "fedssl"  # the key of the metadata under which fedssl says how to build the network
 CHECKSUM = "fedssl_sha256"  # the key of the metadata for the checksum of the file's content
 OLDER = {ABOUT, "format"}  # all that files have which were written before there was one
 OURS, STANDARD = ".shortcut.", ".downsample."  # all that torchvision's and timm's ResNets call otherwise
-HEADS = ("projector.", "head.", "fc.")  # what stood on the backbone and is left out
+HEADS = ("projector.", "head.", "heads.", "fc.", "classifier.")  # what stood on the backbone and is left out
 COUNTER = "num_batches_tracked"  # older files lack it, and evaluation does not use it
 FIRST = "bn1.weight"  # of our networks: as long as the network is wide
 NAMED = 3  # differing keys that a message names
@@ -119,7 +120,12 @@ def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (
     if unknown:
         raise FedsslError(f"{field}: the network has no module {unknown[0]!r}, only {_modules(backbone)}")
     wanted = {name: tensor for name, tensor in own.items() if not _below(name, skip)}
-    named = {_our_name(name, own): tensor for name, tensor in file.tensors.items()}
+    named = _named(file.tensors, own)
+    if (
+        any(name in wanted and tensor.shape != wanted[name].shape for name, tensor in named.items())
+        or wanted.keys() - named
+    ):
+        named = _named(converted(backbone, file.tensors), own)
     given = {name: tensor for name, tensor in named.items() if not _below(name, skip)}
     missing = [name for name in wanted if name not in given and not name.endswith(COUNTER)]
     surplus = [name for name in given if name not in wanted and not name.startswith(HEADS)]
@@ -131,9 +137,14 @@ def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (
             _listed("of another shape", [f"{n} {_shape(given[n])} instead of {_shape(wanted[n])}" for n in shapes]),
         ]
         text, names = "; ".join(filter(None, differences)), [*missing, *surplus, *shapes]
-        remedy = (field and _other_width(backbone, given, names)) or _remedy(names, field)
+        found = field and (_other_width(backbone, given, names) or _other_channels(given, wanted, names))
+        remedy = found or _remedy(names, field)
         raise FedsslError(f"{file.path}: belongs to another network: {text}{remedy}")
     backbone.load_state_dict({**own, **{name: tensor for name, tensor in given.items() if name in wanted}})
+
+
+def _named(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_our_name(name, own): tensor for name, tensor in tensors.items()}
 
 
 def _our_name(name: str, own: Mapping[str, Tensor]) -> str:
@@ -148,6 +159,14 @@ def _other_width(backbone: nn.Module, given: Mapping[str, Tensor], differing: Se
         return ""
     ours, theirs = len(backbone.state_dict()[FIRST]), len(given[FIRST])
     return f": set network.width = {theirs}, the width of these weights, instead of {ours}"
+
+
+def _other_channels(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], differing: Sequence[str]) -> str:
+    """The remedy where only the first convolution differs, in the channels of the images; else ""."""
+    if len(differing) != 1 or differing[0] not in given or differing[0] not in wanted:
+        return ""
+    (theirs, *kernel), (ours, *here) = (tensors[differing[0]].shape[1:] for tensors in (given, wanted))
+    return f": they are for images of {theirs} channels, not {ours}: set data.channels = {theirs}" * (kernel == here)
 
 
 def _remedy(differing: Iterable[str], field: str) -> str:

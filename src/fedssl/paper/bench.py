@@ -29,7 +29,11 @@ from fedssl.reports.compare import duration, parted, settings
 from fedssl.reports.page import Chapter, Chapters, Figure, TablePart, render
 from fedssl.reports.plots import MAX_LINES
 
-ALGORITHMS = ("fedsimclr", "fedmocov2", "fedsimsiam", "fedbyol", "fedema", "fedx", "fedssd", "fedbyol+feddecorr")
+# Taken when none is named: those that need no network of their own, and of which weights alone leave the clients.
+ALGORITHMS = (
+    *("fedsimclr", "fedmocov2", "fedsimsiam", "fedbyol", "fedema", "fedvicreg", "fedbarlow", "feddino"),
+    *("fedalign-uniform", "fedx", "fedssd", "fedbyol+feddecorr", "fedbyol+fedu2", "fedbyol+l-dawa"),
+)
 # Student's t of a 95 % interval, by degrees of freedom from 1; beyond them as for the last.
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
 

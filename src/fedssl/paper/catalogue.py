@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,6 +17,7 @@ from fedssl.experiment.config.schema import Raw
 
 Metric = Literal["knn", "linear", "semi-1", "semi-10", "divergence", "rounds-to", "epochs-to"]
 Direction = Literal["rows", "columns"]
+Model = TypeVar("Model", bound=BaseModel)
 NO_CELL = "-"  # the paper has no such run
 NOT_PRINTED = ""
 NOT_REACHED = "not reached"
@@ -48,6 +49,10 @@ class Column(BaseModel):
     metric: Metric | None = None
     settings: Raw = Field(default_factory=dict)
     x: float | None = None  # where it stands on the axis of a sweep
+
+    @property
+    def title(self) -> str:
+        return self.label
 
 
 class Row(BaseModel):
@@ -176,21 +181,25 @@ class Cell:
         return f"{self.study.name}: {self.row.title}, {self.column.label}"
 
 
+def load_all(folder: str, model: type[Model], what: str) -> list[Model]:
+    """Every TOML file in a folder of this package, its name being the name of what it describes."""
+    files = resources.files(__name__.rpartition(".")[0]) / folder
+    paths = [path for path in files.iterdir() if path.name.endswith(".toml")]
+    return [load_one(path.name, path.read_text(encoding="utf-8"), model, what) for path in paths]
+
+
+def load_one(file: str, text: str, model: type[Model], what: str) -> Model:
+    try:
+        return model.model_validate({"name": file.removesuffix(".toml"), **tomllib.loads(text)})
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise FedsslError(f"{file}: not {what}: {error}") from None
+
+
 @cache
 def load_studies() -> dict[str, Study]:
     """Every experiment by its name, in the order of the paper."""
-    files = resources.files(__name__.rpartition(".")[0]) / "experiments"
-    studies = [
-        _load(path.name, path.read_text(encoding="utf-8")) for path in files.iterdir() if path.name.endswith(".toml")
-    ]
+    studies = load_all("experiments", Study, "an experiment of the paper")
     return {study.name: study for study in sorted(studies, key=lambda study: study.position)}
-
-
-def _load(file: str, text: str) -> Study:
-    try:
-        return Study.model_validate({"name": file.removesuffix(".toml"), **tomllib.loads(text)})
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise FedsslError(f"{file}: not an experiment of the paper: {error}") from None
 
 
 def find_studies(names: list[str]) -> list[Study]:

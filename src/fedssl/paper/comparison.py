@@ -8,7 +8,7 @@ from pathlib import Path
 from fedssl.paper.catalogue import NOT_REACHED, Cell, Study
 from fedssl.paper.measured import Measured, Result, results_of
 from fedssl.paper.order import Agreement, agreement
-from fedssl.paper.plan import Plan, choose_columns, choose_rows, make_plan
+from fedssl.paper.plan import Plan, choose_cells, make_plan
 from fedssl.paper.scales import Scale
 from fedssl.reports.page import TablePart
 
@@ -33,9 +33,8 @@ class Comparison:
         cls, study: Study, scale: Scale, out: Path, seeds: int, rows: Sequence[str] = (), columns: Sequence[str] = ()
     ) -> "Comparison":
         plan = make_plan([study], scale, out, seeds, rows, columns)
-        chosen_rows, chosen_columns = choose_rows(study, rows), choose_columns(study, columns)
-        cells = [cell for cell in study.cells() if cell.row in chosen_rows and cell.column in chosen_columns]
-        return cls(study, scale, plan, seeds, results_of(plan, cells, seeds), rows, columns)
+        results = results_of(plan, choose_cells(study, rows, columns), seeds)
+        return cls(study, scale, plan, seeds, results, rows, columns)
 
     @property
     def agreement(self) -> Agreement:

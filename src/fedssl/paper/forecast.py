@@ -11,7 +11,6 @@ from functools import cached_property
 
 import torch
 
-from fedssl.core.weights import Weights
 from fedssl.data.dataset import where
 from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fitting import Fitting
@@ -103,13 +102,15 @@ class Speed:
         votes = {"k": config.evaluation.k, "temperature": 0.1, "num_classes": 10}
         fitting = Fitting(epochs=5, batch_size=512, lr=3e-3)
         return cls(
-            statistics.median(steps),
-            _seconds(lambda: compute_features(backbone, pixels)) / len(pixels),
-            _seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
-            _seconds(lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting))
+            step=statistics.median(steps),
+            forward=_seconds(lambda: compute_features(backbone, pixels)) / len(pixels),
+            knn=_seconds(lambda: knn_predictions(features, labels, features, **votes)) / len(features) ** 2,  # type: ignore[arg-type]
+            linear=_seconds(
+                lambda: linear_probe_predictions(features, labels, features, num_classes=10, fitting=fitting)
+            )
             / (5 * len(features)),
-            _state_bytes(parts),
-            parts.client.first_weights.online.num_bytes(),
+            state_bytes=parts.client.state_bytes(),
+            encoder_bytes=parts.client.first_weights.online.num_bytes(),
         )
 
 
@@ -128,12 +129,6 @@ def _small_parts(config: Config) -> Parts:
     raw["partition"] = {"name": "iid", "num_clients": 1}
     raw["client_sampling"] = {}
     return build(resolve(raw, config.allow_code))
-
-
-def _state_bytes(parts: Parts) -> int:
-    weights = parts.client.first_weights
-    held = (weights.online, weights.predictor, weights.target, Weights(parts.client.method.memory()))
-    return sum(part.num_bytes() for part in held)
 
 
 @dataclass(frozen=True)

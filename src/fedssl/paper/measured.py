@@ -1,4 +1,4 @@
-"""What the runs of a cell came to: a number a seed, their mean and spread, beside what the paper prints."""
+"""What the runs of a cell came to: one number per seed, their mean and spread, beside what the paper prints."""
 
 import statistics
 from collections.abc import Sequence

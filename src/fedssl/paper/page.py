@@ -6,6 +6,7 @@ from pathlib import Path
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
+from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.figures import figures_of
 from fedssl.paper.scales import Scale
@@ -27,18 +28,18 @@ def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
 
 def _chapter(comparison: Comparison) -> Chapter:
     return Chapter(
-        f"chapter-{comparison.study.name}",
-        f"{comparison.study.number}: {comparison.study.title}",
-        comparison.sentences(),
-        comparison.tables(),
-        figures_of(comparison),
-        list(comparison.notes().items()),
+        id=f"chapter-{comparison.study.name}",
+        title=f"{comparison.study.number}: {comparison.study.title}",
+        story=comparison.sentences(),
+        tables=comparison.tables(),
+        figures=figures_of(comparison),
+        notes=list(comparison.notes().items()),
     )
 
 
 def scale_tables(scale: Scale) -> list[TablePart]:
     """What the scale changes and why, and how values that experiments vary are carried over."""
-    changed = [[change.key, _value(change.value), _when(change.when), change.reason] for change in scale.changes]
+    changed = [[change.key, setting_text(change.value), _when(change.when), change.reason] for change in scale.changes]
     varied = []
     for rule in scale.varied:
         how = [f"x {rule.times:g}"] if rule.times is not None else []
@@ -55,12 +56,6 @@ def scale_tables(scale: Scale) -> list[TablePart]:
     return [table for table in tables if table.rows]
 
 
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _when(when: dict[str, object]) -> str:
-    from fedssl.experiment.config.messages import flatten
-
     texts = [f"{key} is {' or '.join(map(str, values))}" for key, values in flatten(when).items()]
     return " and ".join(texts) or "everywhere"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedssl.core.errors import FedsslError
 from fedssl.experiment.config.layers import load_config
@@ -14,6 +14,7 @@ from fedssl.experiment.records.run_record import read_summary
 from fedssl.paper.catalogue import Cell, Column, Row, Study
 from fedssl.paper.scales import LeftOut, Scale
 
+Entry = TypeVar("Entry", Row, Column)
 # What cannot change results: where and how fast a run is made, and what is kept of it.
 WITHOUT_EFFECT = ("device", "engine", "workers", "profile", "keep_checkpoints", "failures")
 
@@ -96,10 +97,8 @@ def make_plan(
     """Every run that the cells need, once; `rows` and `columns` choose by label or a part of it."""
     plan, existing = Plan(scale, out / scale.name), _existing(out / scale.name)
     for study in studies:
-        chosen_rows, chosen_columns = choose_rows(study, rows), choose_columns(study, columns)
-        for cell in study.cells():
-            if cell.row in chosen_rows and cell.column in chosen_columns:
-                _add(plan, cell, seeds, existing)
+        for cell in choose_cells(study, rows, columns):
+            _add(plan, cell, seeds, existing)
     return plan
 
 
@@ -142,31 +141,27 @@ def key_of_folder(folder: Path) -> str | None:
         return None
 
 
-def choose_rows(study: Study, texts: Sequence[str]) -> list[Row]:
-    return [row for row in study.rows if _is_chosen(row.title, study.rows, texts)]
+def choose_cells(study: Study, rows: Sequence[str], columns: Sequence[str]) -> list[Cell]:
+    """The cells in rows and columns of these texts; no text: all."""
+    in_rows, in_columns = choose(study.rows, rows), choose(study.columns, columns)
+    return [cell for cell in study.cells() if cell.row in in_rows and cell.column in in_columns]
 
 
-def choose_columns(study: Study, texts: Sequence[str]) -> list[Column]:
-    return [column for column in study.columns if _is_chosen(column.label, study.columns, texts)]
-
-
-def _is_chosen(label: str, entries: Sequence[Row | Column], texts: Sequence[str]) -> bool:
-    """By its whole label, or by a part of it if that is nobody's whole label here."""
-    labels = {_label(entry).lower() for entry in entries}
-    return not texts or any(
-        text.lower() == label.lower() or (text.lower() not in labels and text.lower() in label.lower())
-        for text in texts
-    )
-
-
-def _label(entry: Row | Column) -> str:
-    return entry.title if isinstance(entry, Row) else entry.label
+def choose(entries: Sequence[Entry], texts: Sequence[str]) -> list[Entry]:
+    """Rows or columns, each by its whole title, or by a part of it if that is nobody's whole title here."""
+    titles, wanted = [entry.title.lower() for entry in entries], [text.lower() for text in texts]
+    parts = [text for text in wanted if text not in titles]
+    return [
+        entry
+        for entry, title in zip(entries, titles, strict=True)
+        if not texts or title in wanted or any(text in title for text in parts)
+    ]
 
 
 def check_choice(studies: Sequence[Study], rows: Sequence[str], columns: Sequence[str]) -> None:
     """Refuses a text that chooses nothing in any of the experiments."""
-    for option, texts, choose in (("--rows", rows, choose_rows), ("--columns", columns, choose_columns)):
+    for option, texts, kind in (("--rows", rows, "rows"), ("--columns", columns, "columns")):
         for text in texts:
-            if not any(choose(study, [text]) for study in studies):
-                known = [_label(entry) for study in studies for entry in choose(study, ())]
+            if not any(choose(getattr(study, kind), [text]) for study in studies):
+                known = [entry.title for study in studies for entry in getattr(study, kind)]
                 raise FedsslError(f"{option}: nothing is called {text!r}; known: {'; '.join(dict.fromkeys(known))}")

@@ -1,15 +1,15 @@
-"""Carrying out a plan: every run and its evaluation in processes of their own, several at a time, stoppable."""
+"""Runs a plan: every run and its evaluation in processes of their own, several at a time, stoppable."""
 
 import math
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fedssl.core.files import storing, write_atomically
 from fedssl.experiment.progress.stopping import StopRequest
@@ -35,13 +35,13 @@ class Outcome:
 
 
 def run_plan(plan: Plan, jobs: int, view: View, cost: Callable[[PlannedRun], float], gpus: int = 0) -> Outcome:
-    """Makes the unfinished runs of a plan; a run that fails is reported and the others go on."""
+    """Makes the unfinished runs of a plan; a run that fails is reported and the others continue."""
     waiting, outcome, stop = plan.unfinished(), Outcome(), threading.Event()
     active: dict[Future[str | None], tuple[PlannedRun, int]] = {}  # and its slot, which says its GPU
     costs = {run.key: max(cost(run), 1e-9) for run in waiting}
     total, done, shown = sum(costs.values()), 0.0, 0.0
     view.begin("runs", total)
-    with StopRequest(held_back=math.inf) as request, ThreadPoolExecutor(jobs) as pool:  # children are told, not torn
+    with StopRequest(held_back=math.inf) as request, ThreadPoolExecutor(jobs) as pool:  # the runs end by themselves
         try:
             while (waiting and not request.signal) or active:
                 while waiting and len(active) < jobs and not request.signal:
@@ -76,7 +76,7 @@ def _note(run: PlannedRun, error: str | None, outcome: Outcome, view: View, runs
 
 
 def commands_for(run: PlannedRun, epochs: dict[str, int]) -> list[list[str]]:
-    """What is left to do of a run, as commands: train (or go on), then evaluate what its cells need."""
+    """What is left to do of a run, as commands: train (or resume), then evaluate what its cells need."""
     fedssl, folder = [sys.executable, "-m", "fedssl"], str(run.folder)
     commands = []
     if not run.trained():
@@ -105,7 +105,9 @@ def _make(run: PlannedRun, epochs: dict[str, int], environment: dict[str, str], 
         if stop.is_set():
             return "not finished"
         with (run.folder / LOG).open("ab") as log:
-            process = _start(command, log, environment)
+            # In a session of its own: a Ctrl-C reaches it through us alone.
+            options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+            process = subprocess.Popen(command, env=environment, start_new_session=True, **options)
         while process.poll() is None:
             if stop.wait(POLL_SECONDS):
                 _end(process)
@@ -129,12 +131,6 @@ def _share(run: PlannedRun) -> float:
     path = run.folder / "rounds.jsonl"
     lines = path.read_bytes().count(b"\n") - 1 if path.exists() else 0
     return min(max(lines, 0) / run.config.run.rounds, 1.0)
-
-
-def _start(command: Sequence[str], log: IO[bytes], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """In a session of its own: a Ctrl-C reaches it through us alone."""
-    options: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
 
 def last_line(log: Path) -> str:

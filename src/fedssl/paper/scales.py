@@ -1,19 +1,16 @@
 """Scales: what an experiment of the paper is run with here, why each setting is changed, and what is left out."""
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from fedssl.core.errors import FedsslError
 from fedssl.core.registry import unknown
 from fedssl.experiment.config.layers import load_config, load_raw
 from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Config, Raw
-from fedssl.paper.catalogue import CLOSED, Cell
+from fedssl.paper.catalogue import CLOSED, Cell, load_all
 
 
 class Change(BaseModel):
@@ -105,16 +102,7 @@ class Scale(BaseModel):
 
 @cache
 def load_scales() -> dict[str, Scale]:
-    files = resources.files(__name__.rpartition(".")[0]) / "scales"
-    scales = {}
-    for path in files.iterdir():
-        name = path.name.removesuffix(".toml")
-        if name != path.name:
-            try:
-                scales[name] = Scale.model_validate({"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
-            except (tomllib.TOMLDecodeError, ValidationError) as error:
-                raise FedsslError(f"{path.name}: not a scale: {error}") from None
-    return dict(sorted(scales.items()))
+    return {scale.name: scale for scale in sorted(load_all("scales", Scale, "a scale"), key=lambda scale: scale.name)}
 
 
 def find_scale(name: str) -> Scale:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedssl.core.files import size_text
+from fedssl.evaluation.score import Best
 from fedssl.experiment.config.messages import NOT_SET, flatten, setting_text
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import best_text, points, verdict
@@ -52,19 +53,14 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
 def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord], str]]]:
     """Before and after training, each in the BatchNorm mode that suits the encoder better, and the gain."""
 
-    def before(record: RunRecord) -> str:
-        best = record.initial_best(measure)
+    def text(best: Best | None) -> str:
         return best_text(best) if best else NOT_SET
 
-    def after(record: RunRecord) -> str:
-        best = record.trained_best(measure)
-        return best_text(best) if best else NOT_SET
-
-    def gained(record: RunRecord) -> str:
-        gain = record.gain(measure)
-        return points(gain) if gain else NOT_SET
-
-    return [(f"{label}, before training", before), (f"{label}, trained", after), (f"{label}, gain", gained)]
+    return [
+        (f"{label}, before training", lambda r: text(r.initial_best(measure))),
+        (f"{label}, trained", lambda r: text(r.trained_best(measure))),
+        (f"{label}, gain", lambda r: points(gain) if (gain := r.gain(measure)) else NOT_SET),
+    ]
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:

@@ -52,7 +52,7 @@ def inspect_data(path: str, overrides: Mapping[str, Any] | None = None, progress
 def describe(inspection: Inspection) -> Iterator[str]:
     """The findings, a line each."""
     dataset, sizes = inspection.dataset, inspection.partition.sizes()
-    yield f"{dataset.source}, brought to {_shape(dataset.train)}"
+    yield f"{dataset.source}, brought to {dataset.train.shape_text}"
     yield from _originals(dataset)
     yield f"{len(sizes)} clients, {min(sizes):,} to {max(sizes):,} images each{_classes(dataset.train)}"
     for title, size in list(zip(inspection.titles, sizes, strict=True))[:LISTED]:
@@ -146,7 +146,3 @@ def _classes(images: Images) -> str:
 def _and_more(count: int) -> Iterator[str]:
     if count > LISTED:
         yield f"  … and {count - LISTED:,} more"
-
-
-def _shape(images: Images) -> str:
-    return f"{images.channels} x {images.image_size[0]} x {images.image_size[1]}"

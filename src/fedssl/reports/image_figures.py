@@ -3,17 +3,13 @@
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from fedssl.reports.client_views import ClientViews
 from fedssl.reports.page import Figure, Panel, Strip, Thumb
-from fedssl.reports.plots import class_legend, heat_map, point_cloud
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
+from fedssl.reports.plots import Array, class_legend, heat_map, point_cloud
 
 VIEWED = 2  # images of each client, to fit beside another figure
 THUMB_PIXELS = 96  # as they are shown; larger ones would only make the file large
@@ -127,8 +123,8 @@ def lookalikes(prefix: str, queries: Array, matches: Array) -> Figure:
 
 
 def png_uri(pixels: Array) -> str:
-    """A uint8 image C x H x W as a data: address."""
-    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    """A uint8 image C x H x W as a data: address; of other than three channels the first, in grey."""
+    picture = Image.fromarray(pixels[0] if len(pixels) != 3 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     picture.thumbnail((THUMB_PIXELS, THUMB_PIXELS))
     file = io.BytesIO()
     picture.save(file, "PNG")

@@ -49,15 +49,15 @@ def _listed(path: Path) -> Listed:
     planned, judged = record.config.get("rounds", "?"), verdict(record)
     done = record.summary.get("rounds", len(record.trained))
     return Listed(
-        name,
-        record.title,
-        f"{done}/{planned}",
-        record.status,
-        judged.word if judged else NOT_SET,
-        _gained(record, "knn"),
-        _gained(record, "linear"),
-        duration(record.summary.get("seconds")),
-        age,
+        name=name,
+        what=record.title,
+        rounds=f"{done}/{planned}",
+        status=record.status,
+        verdict=judged.word if judged else NOT_SET,
+        knn=_gained(record, "knn"),
+        linear=_gained(record, "linear"),
+        seconds=duration(record.summary.get("seconds")),
+        age=age,
     )
 
 

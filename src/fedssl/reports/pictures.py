@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedssl.core.files import replacing
 from fedssl.reports.client_views import ClientViews
-from fedssl.reports.plots import matrix_figure
+from fedssl.reports.plots import Array, matrix_figure
 from fedssl.reports.svg import plain, without_glyph_warnings
 
-Array = np.ndarray[Any, np.dtype[Any]]
 INK, MUTED, PAPER = "#1c2430", "#5b6675", "#ffffff"
 DOTS = 160  # an inch
 

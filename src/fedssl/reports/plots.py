@@ -231,7 +231,7 @@ def _name_ticks(axes: Any, axis: str, names: Sequence[str], colour: str) -> None
 
 
 def point_cloud(name: str, alt: str, points: Array, classes: Array, names: Sequence[str], axis: str) -> Drawing:
-    """A 2-D map, a colour a class: filled for the first eight, rings for the next eight, grey for any more."""
+    """A 2-D map, one colour per class: filled for the first eight, rings for the next eight, grey for any more."""
     figure, axes = new_figure(4.6, 3.6)
     axes.grid(visible=False)
     axes.set_xticks([])

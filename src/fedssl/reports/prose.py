@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -9,7 +10,7 @@ from fedssl.core.files import size_text
 from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import accuracy, advice, against_start, mode, start, verdict
+from fedssl.experiment.records.verdict import accuracy, advice, against_start, continued, mode, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, privacy_text
@@ -19,26 +20,23 @@ from fedssl.reports.compare import duration, number, percent, traffic
 from fedssl.reports.page import Tile
 
 COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
-DATA_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic images", "folder": "own images"}
 
 
 def headline(record: RunRecord) -> str:
     """`BYOL with FedEMA on CIFAR-10`, as far as the names are known."""
-    config = record.config
-    methods = {
-        "byol": "BYOL",
-        "simclr": "SimCLR",
-        "simsiam": "SimSiam",
-        "mocov1": "MoCo v1",
-        "mocov2": "MoCo v2",
-        "fedca": "FedCA",
-        "ssd": "SSD",
-        "fedx": "FedX",
-        "fedsc": "FedSC",
-    }
-    rules = {"fedema": "FedEMA", "fedu": "FedU", "replace": "plain averaging", "none": "no sharing"}
-    method, rule, data = (str(config[table].get("name", "?")) for table in ("method", "update_rule", "data"))
-    return f"{methods.get(method, method)} with {rules.get(rule, rule)} on {DATA_NAMES.get(data, data)}"
+    return "{} with {} on {}".format(*(title(record.config, table) for table in ("method", "update_rule", "data")))
+
+
+@cache
+def phrases() -> dict[str, dict[str, Any]]:
+    """What is known to say of methods, rules, aggregators, data and partitions, by kind and name."""
+    return tomllib.loads((resources.files("fedssl.reports") / "templates" / "prose.toml").read_text(encoding="utf-8"))
+
+
+def title(config: Table, table: str) -> str:
+    """How people call what a table of the settings names; else the name itself."""
+    name = str(config[table].get("name", "?"))
+    return str(phrases()["titles"][table].get(name, name))
 
 
 def story(record: RunRecord, num_classes: int | None) -> list[str]:
@@ -49,7 +47,7 @@ def story(record: RunRecord, num_classes: int | None) -> list[str]:
 
 def _who(record: RunRecord) -> str:
     config, sizes = record.config, record.summary.get("data", {}).get("clients", [])
-    data = DATA_NAMES.get(config["data"].get("name", ""), str(config["data"].get("name")))
+    data = title(config, "data")
     share = _phrase("partition", config["partition"])
     if len(sizes) == 1:
         return f"One client held all {sizes[0]:,} images ({data}), without their labels: nothing was federated."
@@ -116,13 +114,10 @@ def _outcome(record: RunRecord, num_classes: int | None) -> str:
 
 
 def _phrase(kind: str, settings: Table) -> str:
-    phrases = tomllib.loads(
-        (resources.files("fedssl.reports") / "templates" / "prose.toml").read_text(encoding="utf-8")
-    )
     name = str(settings.get("name", "?"))
-    if name in phrases[kind]:
+    if name in phrases()[kind]:
         try:
-            return str(phrases[kind][name]).format(**settings)
+            return str(phrases()[kind][name]).format(**settings)
         except (KeyError, IndexError):
             return name
     registries: dict[str, Mapping[str, Any]] = {"method": METHODS, "rule": UPDATE_RULES, "aggregation": AGGREGATORS}
@@ -136,6 +131,8 @@ def tiles(record: RunRecord) -> list[Tile]:
     if judged := verdict(record):
         tried = "".join(f" To try: {text}." for text in advice(record))
         made.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", is_text=True))
+    if kept := continued(record):
+        made.append(Tile("Continued", kept.word, _sentence(kept.because), is_text=True))
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:

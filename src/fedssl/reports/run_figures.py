@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.stopwatch import PARTS, UNKNOWN
+from fedssl.experiment.config.messages import setting_text
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import start
 from fedssl.methods.collapse import COLLAPSED_BELOW
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
+
+MEAN = "mean over clients"
 
 
 def accuracy(record: RunRecord, prefix: str) -> Figure:
@@ -47,7 +50,7 @@ def loss(record: RunRecord, prefix: str) -> Figure:
     alt = f"training loss of each client over rounds, on average from {ends[0]:.3f} to {ends[1]:.3f}"
     caption = "Mean over each client's last local epoch. Losses of different methods cannot be compared."
     drawing = curves(f"{prefix}-loss-plot", alt, series, "loss", zero=False)
-    return Figure.of(f"{prefix}-loss", "Training loss", caption, drawing)
+    return Figure.of(f"{prefix}-loss", "Training loss", caption + _only_mean(series), drawing)
 
 
 def divergence(record: RunRecord, prefix: str) -> Figure:
@@ -55,14 +58,18 @@ def divergence(record: RunRecord, prefix: str) -> Figure:
     alt = f"divergence of each client over rounds, {_range(series)}"
     caption = f"For each client, {_divergence_text(record)}."
     drawing = curves(f"{prefix}-divergence-plot", alt, series, "divergence (norm of weights)")
-    return Figure.of(f"{prefix}-divergence", "Divergence of each client", caption, drawing)
+    return Figure.of(f"{prefix}-divergence", "Divergence of each client", caption + _only_mean(series), drawing)
 
 
 def _divergence_text(record: RunRecord) -> str:
     """Which two encoders are compared, and how; a rule that measures none is recorded with the distance to W_g."""
     rule = record.config["update_rule"]
     moved, drifted = "how far its own last training moved its encoder", "how far its encoder is from the global one"
-    norms = {"mean-conv": "mean over convolutions", "l2": "Euclidean norm of the weights' difference"}
+    norms = {
+        "mean-conv": "mean over convolutions",
+        "mean-matrix": "mean over weight matrices",
+        "l2": "Euclidean norm of the weights' difference",
+    }
     norm = str(rule.get("norm", "l2"))
     return f"{moved if rule.get('between') == 'before-after' else drifted} ({norms.get(norm, norm)})"
 
@@ -75,7 +82,7 @@ def mu(record: RunRecord, prefix: str) -> Figure:
         "The share of its own network that a client keeps when a round starts: 0 takes the global one, 1 ignores it."
     )
     drawing = curves(f"{prefix}-mu-plot", alt, series, "mu (share of own weights)", top=1.02)
-    return Figure.of(f"{prefix}-mu", "mu of each client", caption, drawing)
+    return Figure.of(f"{prefix}-mu", "mu of each client", caption + _only_mean(series), drawing)
 
 
 def ema_share(record: RunRecord, prefix: str) -> Figure:
@@ -98,7 +105,7 @@ def collapse(record: RunRecord, prefix: str) -> Figure:
     drawing = curves(
         f"{prefix}-collapse-plot", alt, series, "spread of projections (0 to 1)", threshold=COLLAPSED_BELOW
     )
-    return Figure.of(f"{prefix}-collapse", "Collapse measure", caption, drawing)
+    return Figure.of(f"{prefix}-collapse", "Collapse measure", caption + _only_mean(series), drawing)
 
 
 def seconds(record: RunRecord, prefix: str) -> Figure:
@@ -205,15 +212,24 @@ def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, 
 
 
 def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
-    """A curve a client; when no client has such a value, an error that says why."""
+    """A curve a client, or of secure sums the mean of all; where there is no such value, an error that says why."""
     points: dict[int, list[tuple[int, float]]] = {}
     for one in record.trained:
         for client in one["clients"]:
             if client.get(name) is not None:
                 points.setdefault(client["client"], []).append((one["round"], client[name]))
+    means = [(one["round"], one[name]) for one in record.trained if one.get("n") and one.get(name) is not None]
+    if not points and means:
+        return [Series(MEAN, [x for x, _ in means], [y for _, y in means])]
     if not points:
         raise FedsslError(otherwise)
     return [Series(record.client(k), [x for x, _ in points[k]], [y for _, y in points[k]]) for k in sorted(points)]
+
+
+def _only_mean(series: Sequence[Series]) -> str:
+    return (
+        " Uploads were summed securely: the mean over clients is all that is known." if series[0].label == MEAN else ""
+    )
 
 
 def _range(series: Sequence[Series]) -> str:
@@ -228,8 +244,6 @@ def _ends(first: float | None, last: float | None) -> str:
 
 def settings_rows(config: Table) -> list[tuple[str, list[tuple[str, str]]]]:
     """(table, rows) for each table of a config, the settings of the run itself first."""
-    from fedssl.experiment.config.messages import setting_text
-
     top = [(key, setting_text(value)) for key, value in config.items() if not isinstance(value, dict)]
     tables = [(name, table) for name, table in config.items() if isinstance(table, dict) and table]
     return [("run", top), *((name, [(k, setting_text(v)) for k, v in table.items()]) for name, table in tables)]

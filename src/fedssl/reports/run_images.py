@@ -141,9 +141,9 @@ class RunImages:
             raise FedsslError("no round was finished: there is no trained encoder")
         if self.run.config.update_rule.factory.shares:
             return self._module(self.run.global_encoder()), "trained, global encoder"
-        client, encoder = next(iter(self.run.client_encoders().items()))
+        client = next(iter(self.run.client_rounds()))
         title = self.run.partition.title(client)
-        return self._module(encoder), f"trained, own encoder of {title} (nothing is shared)"
+        return self._module(self.run.client_encoder(client)), f"trained, own encoder of {title} (nothing is shared)"
 
     @property
     def _owner(self) -> str:

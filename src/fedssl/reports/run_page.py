@@ -1,6 +1,6 @@
 """A report: run folders in, one HTML file out; what cannot be shown is named with the reason, never an empty figure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,24 +80,28 @@ def _figures(record: RunRecord) -> int:
 
 def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: View) -> RunPage:
     left_out: LeftOut = []
-    looked = _RunLooks(record.name, run, prefix, images, left_out, say, view)
+    looked = _look(record.name, run, images, say, view)
 
-    def made(makers: dict[str, run_figures.Maker]) -> tuple[Figure, ...]:
-        return _collect(((title, partial(make, record)) for title, make in makers.items()), left_out, prefix, view)
+    def section(name: str, title: str, makers: dict[str, Any]) -> Section:
+        bound = {
+            title: partial(_of_images, looked, make) if isinstance(make, str) else partial(make, record)
+            for title, make in makers.items()
+        }
+        return Section(f"{prefix}-{name}", title, "", _collect(bound, left_out, prefix, view))
 
     sections = [
-        Section(f"{prefix}-learning", "Did it learn?", "", made(run_figures.LEARNING)),
-        looked.section("encoder", "What the encoder sees", ENCODER),
-        Section(f"{prefix}-clients", "What the clients did", "", made(run_figures.CLIENTS)),
-        looked.section("data", "The data", DATA),
-        Section(f"{prefix}-cost", "What it cost", "", made(_cost(record))),
+        section("learning", "Did it learn?", run_figures.LEARNING),
+        section("encoder", "What the encoder sees", ENCODER),
+        section("clients", "What the clients did", run_figures.CLIENTS),
+        section("data", "The data", DATA),
+        section("cost", "What it cost", _cost(record)),
     ]
     head, rows = _round_rows(record)
     return RunPage(
         id=prefix,
         name=record.name,
         title=prose.headline(record),
-        story=prose.story(record, looked.num_classes),
+        story=prose.story(record, looked.num_classes if isinstance(looked, RunImages) else None),
         tiles=prose.tiles(record),
         warnings=prose.warnings(record),
         sections=[section for section in sections if section.figures],
@@ -110,48 +114,29 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
     )
 
 
-class _RunLooks:
-    """The figures of one run that need its images; without images or encoder they are left out, with the reason."""
+def _look(name: str, run: FinishedRun | None, images: int, say: Say, view: View) -> RunImages | FedsslError:
+    """A run's images and encoders, or why they cannot be looked at."""
+    if run is None:
+        return FedsslError("asked for with --images 0")
+    say(f"{name}: looking at images and features")
+    try:
+        return RunImages.of(run, images, view.progress)
+    except FedsslError as error:
+        return error
 
-    def __init__(
-        self,
-        name: str,
-        run: FinishedRun | None,
-        prefix: str,
-        images: int,
-        left_out: LeftOut,
-        say: Say,
-        view: View,
-    ) -> None:
-        self.prefix, self.left_out, self.view = prefix, left_out, view
-        self.num_classes: int | None = None
-        self.looks: RunImages | None = None
-        if run is None:
-            self.reason = "asked for with --images 0"
-            return
-        say(f"{name}: looking at images and features")
-        try:
-            self.looks = RunImages.of(run, images, view.progress)
-            self.num_classes = self.looks.num_classes
-        except FedsslError as error:
-            self.reason = str(error)
 
-    def section(self, name: str, title: str, figures: dict[str, str]) -> Section:
-        return Section(f"{self.prefix}-{name}", title, "", self._made(figures))
-
-    def _made(self, titles: dict[str, str]) -> tuple[Figure, ...]:
-        if self.looks is None:
-            self.left_out += [(title, self.reason) for title in titles]
-            return ()
-        makers = ((title, getattr(self.looks, name)) for title, name in titles.items())
-        return _collect(makers, self.left_out, self.prefix, self.view)
+def _of_images(looked: RunImages | FedsslError, name: str, prefix: str) -> Figure:
+    if isinstance(looked, FedsslError):
+        raise looked
+    made: Figure = getattr(looked, name)(prefix)
+    return made
 
 
 def _collect(
-    makers: Iterable[tuple[str, Callable[[str], Figure]]], left_out: LeftOut, prefix: str, view: View
+    makers: Mapping[str, Callable[[str], Figure]], left_out: LeftOut, prefix: str, view: View
 ) -> tuple[Figure, ...]:
     figures = []
-    for title, make in makers:
+    for title, make in makers.items():
         view.progress(title, 0, 1)
         try:
             figures.append(make(prefix))
@@ -167,12 +152,12 @@ def _comparison(records: Sequence[RunRecord]) -> Comparison:
     differing, equal_settings = parted(settings([record.config for record in records]))
     outcomes, equal_results = parted(results(records))
     return Comparison(
-        [story, chance],
-        [record.name for record in records],
-        [(row.label, *row.values) for row in differing],
-        [(row.label, *row.values) for row in outcomes],
-        [(row.label, row.values[0]) for row in equal_results + equal_settings],
-        run_figures.comparison(records),
+        story=[story, chance],
+        names=[record.name for record in records],
+        differing=[(row.label, *row.values) for row in differing],
+        results=[(row.label, *row.values) for row in outcomes],
+        equal=[(row.label, row.values[0]) for row in equal_results + equal_settings],
+        curves=run_figures.comparison(records),
     )
 
 

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from fedssl.core.stopwatch import PARTS, UNKNOWN
 from fedssl.experiment.records.run_record import RunRecord
-from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, interval, verdict
-from fedssl.reports.compare import Row, parted, results, settings
+from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, continued, interval, verdict
+from fedssl.reports.compare import Row, evaluation_basis, parted, results, settings
 from fedssl.reports.listing import Listed
 
 if TYPE_CHECKING:  # it needs torch, which lists and comparisons do without
@@ -22,7 +22,7 @@ PIPE_WIDTH = 1000
 
 
 def print_comparison(records: Sequence[RunRecord], *, everything: bool = False, console: Console | None = None) -> None:
-    """Two tables, settings and results, a column a run; what is equal in all runs is folded unless asked for."""
+    """Two tables, settings and results, one column per run; what is equal in all runs is folded unless asked for."""
     console = console or wide_console()
     names = [record.name for record in records]
     compared = {"Settings": settings([record.config for record in records]), "Results": results(records)}
@@ -101,6 +101,8 @@ def _print_verdict(record: RunRecord, console: Console) -> None:
         return
     console.print("Each encoder in the BatchNorm mode that suits it better; *: re-estimated.", soft_wrap=True)
     console.print(Text.assemble("Verdict: ", (judged.word, "bold")))
+    if kept := continued(record):
+        console.print(Text.assemble("Continued: ", (kept.word, "bold"), f" ({kept.because})"), soft_wrap=True)
     for text in advice(record):
         console.print(Text(f"  to try: {text}"), soft_wrap=True)
 
@@ -128,21 +130,13 @@ def headline_table(entries: list[dict[str, Any]]) -> Table:
     encoders = list(dict.fromkeys(_encoder(entry) for entry in entries))
     for entry in sorted(entries, key=lambda entry: (encoders.index(_encoder(entry)), entry["protocol"])):
         spread = "" if entry["sd"] is None else f" ± {100 * entry['sd']:.2f}"
-        accuracy = f"{100 * entry['accuracy']:.2f}{spread}"
-        table.add_row(_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, _basis(entry))
+        accuracy, basis = f"{100 * entry['accuracy']:.2f}{spread}", evaluation_basis(entry).removesuffix(" %")
+        table.add_row(_encoder(entry), entry["protocol"], entry["batchnorm"], accuracy, basis)
     return table
 
 
 def _encoder(entry: dict[str, Any]) -> str:
     return str(entry["encoder"]) + ("" if entry["test_images"] == "all" else ", own classes")
-
-
-def _basis(entry: dict[str, Any]) -> str:
-    """What the number rests on: an interval over images, or a spread over clients or seeds."""
-    if entry["interval_95"] is not None:
-        low, high = entry["interval_95"]
-        return f"{100 * low:.1f}–{100 * high:.1f}"
-    return f"{entry['clients']} clients" if entry["clients"] else f"{entry['seeds']} seeds"
 
 
 def clients_tables(results: list["Result"]) -> list[Table]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.settings import settings_of
+from fedssl.core.view_groups import ViewGroup
 from fedssl.data.augmentation.views import RECIPES, Recipe, apply_parameters, augment, draw_parameters, make_views
 
 PIXELS = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -30,6 +31,10 @@ def reference(pixels, parameters, number, output):
     image = F.interpolate(image, output, mode="bilinear", align_corners=False, antialias=True)
     if parameters.flip[number]:
         image = image.flip(3)
+    if parameters.upside_down[number]:
+        image = image.flip(2)
+    if parameters.quarter_turn[number]:
+        image = image.rot90(1, (2, 3))
     if parameters.jitter[number]:
         amounts = parameters.amounts[number]
         operations = {
@@ -46,6 +51,8 @@ def reference(pixels, parameters, number, output):
     if parameters.blur[number]:
         radius = max(1, min(output) // 20)
         image = kornia.filters.gaussian_blur2d(image, 2 * radius + 1, parameters.sigma[number].expand(1, 2))
+    if parameters.solarise[number]:
+        image = kornia.enhance.solarize(image, thresholds=128 / 255)
     return image[0]
 
 
@@ -55,9 +62,10 @@ def reference(pixels, parameters, number, output):
 )
 def test_whole_recipe_as_the_reference(shape, output_size):
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator())
-    parameters = draw(shape[0], shape[2:], blur=0.5)
-    got = apply_parameters(pixels, parameters, output_size)
     output = (output_size, output_size) if output_size else shape[2:]
+    turned = 0.5 if output[0] == output[1] else 0.0
+    parameters = draw(shape[0], shape[2:], blur=0.5, solarise=0.5, upside_down=0.5, quarter_turn=turned)
+    got = apply_parameters(pixels, parameters, output)
     for number, image in enumerate(got):
         torch.testing.assert_close(image, reference(pixels, parameters, number, output), atol=1e-4, rtol=0)
 
@@ -210,11 +218,83 @@ def test_recipes():
 def test_bad_recipe_and_images():
     with pytest.raises(FedsslError, match=r"crop_scale_min 0.5 is above crop_scale_max 0.2"):
         Recipe(crop_scale_min=0.5, crop_scale_max=0.2)
-    with pytest.raises(FedsslError, match="2 channels"):
-        augment(PIXELS[:, :2], Recipe(), generator())
+
+
+def test_other_channels_than_colours_are_cropped_and_flipped_but_keep_their_values():
+    """Channel by channel the same as without jitter: no colour can be changed where there is none."""
+    five = torch.cat([PIXELS, PIXELS[:, :2]], dim=1)
+    found = augment(five, Recipe(jitter=1, grey=1), generator())
+    plain = augment(PIXELS, Recipe(jitter=0, grey=0), generator())
+    assert found.shape == (len(PIXELS), 5, *PIXELS.shape[2:])
+    assert torch.equal(found[:, :3], plain)
+    assert torch.equal(found[:, 3:], plain[:, :2])
 
 
 def test_more_views_go_on_where_two_end():
-    two, three = (make_views(PIXELS, Recipe(), generator(), count) for count in (2, 3))
+    two, three = (make_views(PIXELS, Recipe(), generator(), [ViewGroup(count)]) for count in (2, 3))
     assert [torch.equal(a, b) for a, b in zip(two, three, strict=False)] == [True, True]
     assert not torch.equal(three[2], three[0])
+
+
+def test_bits_of_recipes_without_turns_and_solarisation_are_those_of_a_table_of_35_numbers():
+    """What existing runs drew: one table for each view, whatever else other recipes may want."""
+    stream = generator(3)
+    make_views(PIXELS[:5], RECIPES["weak-jitter"](), stream)
+    expected = generator(3)
+    for _ in range(2):
+        torch.rand(5, 35, generator=expected)
+    assert torch.equal(stream.get_state(), expected.get_state())
+
+
+def test_groups_of_views_have_their_own_number_size_and_crops():
+    """2 global and 3 local crops: the first two are those of a plain pair, local ones see a small part, enlarged."""
+    ramp = torch.arange(32, dtype=torch.uint8).expand(64, 3, 32, 32) * 8  # brightness tells the column
+    recipe = Recipe(flip=0.0, jitter=0.0, grey=0.0, crop_scale_min=0.5)
+    groups = (ViewGroup(2), ViewGroup(3, part=0.5, crop_scale=(0.05, 0.1)))
+    views = make_views(ramp, recipe, generator(), groups)
+    assert [tuple(view.shape[2:]) for view in views] == [(32, 32)] * 2 + [(16, 16)] * 3
+    assert all(torch.equal(a, b) for a, b in zip(views, make_views(ramp, recipe, generator()), strict=False))
+    seen = [(view[..., -1] - view[..., 0]).mean() * 255 / 8 for view in views]  # columns between left and right edge
+    assert min(seen[:2]) > 18
+    assert max(seen[2:]) < 12
+    wide = make_views(PIXELS[:, :, :20], Recipe(), generator(), (ViewGroup(1, part=0.5),))
+    assert tuple(wide[0].shape[2:]) == (10, 16)
+
+
+def test_dino_recipe_blurs_and_solarises_by_view():
+    """As its code: first view always blurred; second blurred 1 in 10, solarised 1 in 5; further ones blurred 1 in 2."""
+    recipe = RECIPES["dino"]()
+    rates = [(one.blur, one.solarise) for one in (recipe.of_view(number, ViewGroup()) for number in range(4))]
+    assert rates == [(1.0, 0.0), (0.1, 0.2), (0.5, 0.0), (0.5, 0.0)]
+    white = torch.full((200, 3, 8, 8), 255, dtype=torch.uint8)
+    plain = dataclasses.replace(recipe, jitter=0.0, grey=0.0)
+    first, second = (view.mean(dim=(1, 2, 3)) for view in make_views(white, plain, generator()))
+    assert first.min() > 0.99
+    assert 20 < int((second < 0.01).sum()) < 65  # 40 expected; white becomes black
+    assert Recipe(blur=0.3).of_view(0, ViewGroup()) == Recipe(blur=0.3)
+
+
+def test_grey_recipe_keeps_the_channels_of_an_x_ray_equal_and_never_shows_less_than_half():
+    xray = PIXELS[:, :1].expand(-1, 3, -1, -1)
+    for view in make_views(xray, RECIPES["grey"](), generator()):
+        assert (view - view[:, :1]).abs().max() < 1e-5
+    grey = RECIPES["grey"]()
+    assert (grey.hue, grey.saturation, grey.grey, grey.blur, grey.crop_scale_min) == (0, 0, 0, 0, 0.5)
+
+
+def test_gentle_recipe_shows_all_eight_flips_and_turns_equally_often():
+    corner = torch.zeros(4000, 1, 2, 2, dtype=torch.uint8)
+    corner[:, 0] = torch.tensor([[0, 85], [170, 255]])
+    still = dataclasses.replace(
+        RECIPES["gentle"](), crop_scale_min=1.0, crop_ratio_min=1.0, crop_ratio_max=1.0, jitter=0.0
+    )
+    seen = (augment(corner, still, generator()).flatten(1) * 3).round().int()
+    kinds, counts = seen.unique(dim=0, return_counts=True)
+    assert len(kinds) == 8
+    assert abs(counts - 500).max() < 110  # five standard deviations
+
+
+def test_quarter_turns_of_views_that_are_not_square_are_refused():
+    with pytest.raises(FedsslError, match=r"quarter_turn: views of 20 x 32 .* augmentation\.output_size"):
+        augment(PIXELS[:, :, :20], RECIPES["gentle"](), generator())
+    assert augment(PIXELS[:, :, :20], RECIPES["gentle"](output_size=16), generator()).shape[2:] == (16, 16)

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from fedssl.data.own import decoding
 from fedssl.data.own.decoding import Decoding, RefusedError, decode_array, decode_file
@@ -197,7 +197,7 @@ def test_truncated_files(form, share):
         (b"\xff\xd8\xff\xe0 a JPEG that is none", "not an image|damaged"),
         (b"\x89PNG\r\n\x1a\n", "not an image|damaged"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image"),
-        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "^GIF is not read: save it as one of PNG, JPEG, WEBP, BMP, TIFF$"),
+        (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "not an image|damaged"),
     ],
 )
 def test_what_is_no_image(content, reason):
@@ -297,3 +297,39 @@ def test_16_bit_rows():
 def test_digest_tells_images_apart():
     assert decode(encoded(noise(seed=1))).sha256 != decode(encoded(noise(seed=2))).sha256
     assert decode_array(noise(seed=1), SAME).sha256 != decode_array(noise(seed=2), SAME).sha256
+
+
+# --- GIF, JPEG 2000, and arrays of other channels than colours --------------------------------------------------------
+
+
+def test_the_first_frame_of_a_gif():
+    frames = [Image.fromarray(noise(seed=seed, channels=1)) for seed in (0, 1)]
+    picture = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), Decoding(SIZE, channels=1))
+    assert np.array_equal(picture.pixels[0], np.asarray(frames[0]))
+    assert picture.kind.startswith("GIF")
+
+
+@pytest.mark.skipif(not features.check("jpg_2000"), reason="this Pillow has no JPEG 2000")
+def test_jpeg_2000_without_loss():
+    array = noise()
+    picture = decode(encoded(array, "JPEG2000", irreversible=False))
+    assert np.array_equal(picture.pixels, array.transpose(2, 0, 1))
+    assert picture.kind == "JPEG2000 RGB"
+
+
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_channels_of_an_array_are_resized_each_by_itself(channels):
+    array = noise(30, channels=channels)
+    picture = decode_array(array, Decoding(16, channels=channels))
+    for number in range(channels):
+        alone = decode_array(array[..., number], Decoding(16, channels=1))
+        assert np.array_equal(picture.pixels[number], alone.pixels[0])
+    deep = decode_array(array.astype(np.uint16) * 257, Decoding(16, channels=channels))
+    assert np.array_equal(deep.pixels, picture.pixels)
+
+
+def test_other_channels_than_the_settings_say_are_refused_with_the_remedy():
+    with pytest.raises(RefusedError, match=r"^5 channels, not 3: set data\.channels = 5$"):
+        decode_array(noise(channels=5), Decoding(SIZE))
+    with pytest.raises(RefusedError, match=r"^files have 1 or 3 channels: for 5 \(data\.channels\) give an array$"):
+        decode(encoded(noise()), Decoding(SIZE, channels=5))

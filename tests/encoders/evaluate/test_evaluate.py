@@ -13,8 +13,8 @@ from fedssl.core.checksums import measure
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.weights import Weights
 from fedssl.data import DATASETS
-from fedssl.data.dataset import Images
-from fedssl.data.standard.cached import Dataset, synthetic
+from fedssl.data.dataset import Dataset, Images
+from fedssl.data.standard.cached import synthetic
 from fedssl.encoders.evaluate import Request, evaluate
 from fedssl.encoders.evaluate.request import parse_epochs, parse_names, parse_settings
 from fedssl.evaluation import context as bench

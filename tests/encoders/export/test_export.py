@@ -126,7 +126,7 @@ def test_every_file_says_what_goes_in(exported):
 def test_the_model_card_is_filled_from_the_run(run, exported):
     card = (exported / "README.md").read_text()
     summary = FinishedRun.open(run).summary
-    assert card.startswith("---\nlibrary_name: fedssl\n")
+    assert card.startswith('---\nlicense: "unknown"\nlibrary_name: "fedssl"\n')
     assert "BYOL with FedEMA on synthetic images" in card
     assert "| clients | 2 (classes), 20–20 images each |" in card
     assert f"| kNN, during the run | {100 * summary['gain']['knn']['trained']['accuracy']:.1f} % (BatchNorm" in card

@@ -307,7 +307,7 @@ def test_describe_settings_of_fedema():
     described = describe_settings(FedEMA)
     assert described["tau"] == ("a number from 0 to 1", "0.7")
     assert described["scale"] == ("a number 0 or more", "not set")
-    assert described["norm"][0] == "one of l2, mean-conv"
+    assert described["norm"][0] == "one of l2, mean-conv, mean-matrix"
 
 
 def test_describe_settings_shows_what_a_registry_line_fixed():

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedssl.experiment.records.run_record import RunRecord
-from fedssl.experiment.records.verdict import advice, verdict
+from fedssl.experiment.records.verdict import advice, continued, verdict
 from fedssl.reports import prose as words
 from fedssl.reports import tables
 from fedssl.reports.compare import results
@@ -48,6 +48,32 @@ def test_the_whole_interval_decides(tmp_path, interval, word, of_a_file):
     warm = record(tmp_path / "warm", summary=changed(summary, init=init))
     assert verdict(warm).word == of_a_file
     assert "over the encoder it started from at its best" in verdict(warm).because
+
+
+@pytest.mark.parametrize(
+    ("interval", "clients", "word"),
+    [
+        ((0.01, 0.2), [(0.01, 0.2), (-0.1, 0.1)], "improves"),
+        ((-0.01, 0.2), [], "keeps what it knew"),
+        ((-0.2, -0.01), [(0.01, 0.2)], "forgets"),
+        ((0.01, 0.2), [(0.01, 0.2), (-0.2, -0.1)], "improves, forgets at 1 of 2 clients"),
+    ],
+)
+def test_a_run_from_a_file_says_whether_it_forgets_also_at_its_clients(tmp_path, monkeypatch, interval, clients, word):
+    own = {str(k): {"knn": gained(*one, difference=-0.15)} for k, one in enumerate(clients)}
+    init = {"encoder": "x", "sha256": 64 * "0", "skip": []}
+    summary = changed(SUMMARY, gain={"knn": gained(*interval)}, clients=own, initial={}, final={})
+    assert continued(record(tmp_path, summary=summary)) is None, "a run that started at random has nothing to forget"
+    warm = record(tmp_path / "warm", summary=changed(summary, init=init))
+    found = continued(warm)
+    assert found.word == word
+    assert found.because.startswith("kNN accuracy 50.0 % (BatchNorm running), +10.0 points (95 % interval ")
+    assert ("the clients' own encoders: client 0 -15.0 points (95 % interval " in found.because) == bool(clients)
+    screen = io.StringIO()
+    monkeypatch.setattr(tables, "Console", lambda: Console(file=screen, width=200))
+    tables.print_summary(warm)
+    assert f"Continued: {word} (kNN accuracy" in screen.getvalue()
+    assert {tile.label: tile.value for tile in words.tiles(warm)}["Continued"] == word
 
 
 def test_the_linear_probe_decides_and_knn_speaks_up_where_it_differs(tmp_path):

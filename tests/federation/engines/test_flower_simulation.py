@@ -52,6 +52,16 @@ def test_the_same_bits_as_in_one_process(tmp_path, monkeypatch, cluster, name):
 
 
 @pytest.mark.flower
+def test_secure_sums_on_ray_have_the_bits_of_one_process(tmp_path, monkeypatch, cluster):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    secure = QUICK | {"aggregation.secure": True, "update_rule.lambda_at": "client"}
+    experiment("BYOL + FedEMA", engine="in-process", **secure).run(tmp_path / "one")
+    settings = {"engine": "flower", "flower.ray_address": cluster, "flower.cpus_per_client": 0.5}
+    experiment("BYOL + FedEMA", **secure, **settings).run(tmp_path / "two")
+    assert everything(tmp_path / "two") == everything(tmp_path / "one")
+
+
+@pytest.mark.flower
 def test_a_run_goes_on_with_flower_where_another_engine_stopped(tmp_path):
     name = "BYOL + FedEMA"
     experiment(name, engine="in-process", **QUICK).run(tmp_path / "one")

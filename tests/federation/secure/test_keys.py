@@ -1,6 +1,7 @@
 """Who a site is: key files as a deployment makes them, rosters, and files that only their owner reads."""
 
 import importlib
+import re
 import stat
 import sys
 
@@ -15,10 +16,12 @@ from fedssl.federation.secure.keys import (
     Identity,
     context,
     derive,
+    fingerprint,
     new_private_key,
     pair_secret,
     public_key,
     read_roster,
+    roster_text,
     verify,
     write_secret,
 )
@@ -27,9 +30,9 @@ from fedssl.federation.secure.stages import from_bytes, to_bytes
 
 
 def test_the_keys_of_a_deployment_sign_and_verify(tmp_path):
-    private, _ = make_node_key(tmp_path, "berlin")
-    make_node_key(tmp_path, "delft")
-    identity, roster = Identity.read(private, "berlin"), read_roster(tmp_path, ["berlin", "delft"])
+    private, public = make_node_key(tmp_path, "berlin")
+    _, other = make_node_key(tmp_path, "delft")
+    identity, roster = Identity.read(private, "berlin"), read_roster(public, other)
     signature = identity.sign(b"statement")
     verify(roster, "berlin", signature, b"statement")
     for name, text in (("delft", b"statement"), ("berlin", b"another"), ("oslo", b"statement")):
@@ -39,30 +42,49 @@ def test_the_keys_of_a_deployment_sign_and_verify(tmp_path):
 
 def test_rosters_with_one_key_or_name_twice_or_a_missing_file_are_refused(tmp_path):
     _, public = make_node_key(tmp_path, "berlin")
-    (tmp_path / "delft.pub").write_bytes(public.read_bytes())
+    stolen = tmp_path / "delft.pub"
+    stolen.write_text(public.read_text().replace(" berlin", " delft"))
     with pytest.raises(FedsslError, match="sites berlin and delft have the same key"):
-        read_roster(tmp_path, ["berlin", "delft"])
-    with pytest.raises(FedsslError, match="site berlin is in the list twice"):
-        read_roster(tmp_path, ["berlin", "berlin"])
+        read_roster(public, stolen)
+    _, second = make_node_key(tmp_path / "elsewhere", "berlin")
+    with pytest.raises(FedsslError, match="site berlin is in the roster twice"):
+        read_roster(public, second)
     with pytest.raises(FedsslError, match=r"lyon\.pub: no public key of a node"):
-        read_roster(tmp_path, ["berlin", "lyon"])
+        read_roster(public, tmp_path / "lyon.pub")
+    (tmp_path / "odd.pub").write_text(public.read_text().replace(" berlin", " ../berlin"))
+    with pytest.raises(FedsslError, match=r"odd\.pub: the name after a key: '\.\./berlin' is no name"):
+        read_roster(tmp_path / "odd.pub")
+
+
+def test_a_roster_is_one_file_with_a_fingerprint_for_the_phone(tmp_path):
+    """The same whichever way the files were put together, and another for another key or name."""
+    files = [make_node_key(tmp_path, name)[1] for name in ("delft", "berlin")]
+    roster = read_roster(*files)
+    (tmp_path / "roster").write_text(roster_text(roster))
+    assert (tmp_path / "roster").read_text() == "".join(sorted((f.read_text() for f in files), key=lambda t: t[-8:]))
+    assert read_roster(tmp_path / "roster") == roster
+    said = fingerprint(roster)
+    assert re.fullmatch(r"([0-9a-f]{4} ){9}[0-9a-f]{4}", said)
+    assert fingerprint(read_roster(*reversed(files))) == said
+    swapped = {"berlin": roster["delft"], "delft": roster["berlin"]}
+    assert len({said, fingerprint(swapped), fingerprint({"delft": roster["delft"]})}) == 3
 
 
 @pytest.mark.parametrize("key", [ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()])
 def test_other_kinds_of_keys_and_rubbish_are_refused(tmp_path, key):
     private, public = tmp_path / "berlin.key", tmp_path / "berlin.pub"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" berlin")
     with pytest.raises(FedsslError, match=r"berlin\.key: no P-384 key"):
         Identity.read(private, "berlin")
-    with pytest.raises(FedsslError, match=r"berlin\.pub: no P-384 key"):
-        read_roster(tmp_path, ["berlin"])
+    with pytest.raises(FedsslError, match=r"berlin\.pub: site berlin: no P-384 key"):
+        read_roster(public)
     for path in (private, public):
         path.write_bytes(b"rubbish \xff\x00")
     with pytest.raises(FedsslError, match=r"berlin\.key: no private key of a node"):
         Identity.read(private, "berlin")
     with pytest.raises(FedsslError, match=r"berlin\.pub: no public key of a node"):
-        read_roster(tmp_path, ["berlin"])
+        read_roster(public)
 
 
 def test_two_sites_derive_one_secret_for_each_purpose():

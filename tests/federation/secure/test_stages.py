@@ -98,7 +98,7 @@ def as_it_was_before(kind, record):
     if kind == "KeyAdvert":
         return replace(record, adverts={}, secret=None)
     if kind == "RoundCall":
-        return replace(record, secret=None)
+        return replace(record, secret=None, opened=())
     later = {"Delivery": {"delivery": None, "sent": b"", "survivors": ()}, "SurvivorCall": {"survivors": ()}}
     return replace(record, secret=replace(record.secret, **later.get(kind, {})))
 

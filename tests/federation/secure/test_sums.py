@@ -19,8 +19,13 @@ attempts = itertools.count(1)
 met = {}
 
 
+def new_round():
+    number = next(attempts)
+    return {"round_number": number, "attempt": number}
+
+
 def members_of(count):
-    """Sites meet once; every sum among them is another attempt."""
+    """Sites meet once; every sum among them is another round."""
     if count not in met:
         met[count] = make_members(site_names(count))
     return met[count]
@@ -34,7 +39,7 @@ def test_any_dropouts_at_any_stage(data):
     names, threshold = site_names(count), data.draw(st.integers(count // 2 + 1, count))
     gone_at = {name: data.draw(st.sampled_from([*STAGES, ""])) for name in names}
     losable = [name for name in names if gone_at[name]][: count - threshold]
-    one = Sum(members_of(count), random_vectors(names, seed=count), threshold, attempt=next(attempts))
+    one = Sum(members_of(count), random_vectors(names, seed=count), threshold, **new_round())
     left = set(names)
     for stage in STAGES:
         left -= {name for name in losable if gone_at[name] == stage}
@@ -46,7 +51,7 @@ def test_any_dropouts_at_any_stage(data):
 @pytest.mark.parametrize(("asked", "gone"), [(2, 0), (20, 0), (20, 6)])
 def test_the_smallest_and_a_large_set(asked, gone):
     names = site_names(asked)
-    one = Sum(members_of(asked), random_vectors(names), usual_threshold(asked), attempt=next(attempts))
+    one = Sum(members_of(asked), random_vectors(names), usual_threshold(asked), **new_round())
     one.share().upload(without=names[:gone]).agree().unmask()
     assert one.coordinator.dropped == names[:gone]
     assert (one.total() == one.expected()).all()

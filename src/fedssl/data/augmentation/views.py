@@ -1,8 +1,8 @@
-"""Augmented views of each image: SimCLR's recipe for a whole batch of tensors, with parameters drawn per image."""
+"""Augmented views of each image: a recipe for a whole batch of tensors, with parameters drawn per image."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -13,11 +13,14 @@ from torch import Tensor
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import Registry
 from fedssl.core.settings import Fraction, NonNegative, Positive
+from fedssl.core.view_groups import PAIR, ViewGroup
 from fedssl.data.augmentation import colour
 from fedssl.data.augmentation.resampling import blur_matrix, crop_matrix, resample
 
 CROP_TRIES = 10
 BLUR_SIGMA = (0.1, 2.0)
+SOLARISED_FROM = 128 / 255  # brighter pixels are inverted
+OPTIONAL = ("upside_down", "quarter_turn", "solarise")  # random numbers are drawn for those alone that a recipe wants
 # The operations that `Parameters.order` numbers and `Parameters.amounts` has a column for.
 JITTER = (colour.change_brightness, colour.change_contrast, colour.change_saturation, colour.turn_hue)
 
@@ -38,12 +41,41 @@ class Recipe:
     hue: Annotated[float, Interval(ge=0, le=0.5)] = 0.2  # uniform in [−x, x] turns of the colour circle
     grey: Fraction = 0.2
     blur: Fraction = 0.0
+    blur_first: Fraction | None = None  # of an image's first view; default: as the others
+    blur_second: Fraction | None = None
+    solarise: Fraction = 0.0
+    solarise_second: Fraction | None = None
+    upside_down: Fraction = 0.0
+    quarter_turn: Fraction = 0.0
     output_size: Annotated[int, Ge(0)] = 0  # 0: the size of the image
 
     def __post_init__(self) -> None:
         for low, high in (("crop_scale_min", "crop_scale_max"), ("crop_ratio_min", "crop_ratio_max")):
             if getattr(self, low) > getattr(self, high):
                 raise FedsslError(f"{low} {getattr(self, low):g} is above {high} {getattr(self, high):g}: swap them")
+
+    def of_view(self, number: int, group: ViewGroup) -> "Recipe":
+        """What is done to view `number` of an image, counted from 0."""
+        low, high = group.crop_scale or (self.crop_scale_min, self.crop_scale_max)
+        blur = {0: self.blur_first, 1: self.blur_second}.get(number)
+        solarise = self.solarise_second if number == 1 else None
+        return replace(
+            self,
+            crop_scale_min=low,
+            crop_scale_max=high,
+            blur=self.blur if blur is None else blur,
+            solarise=self.solarise if solarise is None else solarise,
+        )
+
+    def output(self, image_size: tuple[int, int], part: float = 1.0) -> tuple[int, int]:
+        """Height and width of a view."""
+        height, width = (self.output_size or side for side in image_size)
+        if self.quarter_turn and height != width:
+            raise FedsslError(
+                f"augmentation.quarter_turn: views of {height} x {width} cannot be turned: set it to 0, or "
+                "augmentation.output_size, which makes them square"
+            )
+        return max(1, round(part * height)), max(1, round(part * width))
 
 
 RECIPES: Registry[Callable[..., Recipe]] = Registry(
@@ -53,6 +85,38 @@ RECIPES: Registry[Callable[..., Recipe]] = Registry(
         "simclr": Recipe,
         # Half the jitter: the paper's recipe for MoCo v1; also what small encoders learn most from in minutes.
         "weak-jitter": partial(Recipe, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+        # DINO (Caron et al., 2021), as its code: rates by view; the size and area of local crops are the method's.
+        "dino": partial(
+            Recipe,
+            crop_scale_min=0.4,
+            brightness=0.4,
+            contrast=0.4,
+            saturation=0.2,
+            hue=0.1,
+            blur=0.5,
+            blur_first=1.0,
+            blur_second=0.1,
+            solarise_second=0.2,
+        ),
+        # Masked autoencoders (He et al., 2022): a crop and a flip, no colour.
+        "crop-flip": partial(Recipe, crop_scale_min=0.2, jitter=0.0, grey=0.0),
+        # X-rays: no colour and no blur, and crops that keep most of the image, for a finding may be a few pixels. After
+        # MoCo-CXR (Sowrirajan et al., 2021), whose small rotations are here crops of at least half of the image and a
+        # light change of brightness and contrast.
+        "grey": partial(Recipe, crop_scale_min=0.5, brightness=0.4, contrast=0.4, saturation=0.0, hue=0.0, grey=0.0),
+        # Microscopy: no way is up (Veeling et al., 2018), so all eight flips and quarter turns are equally likely; as
+        # stains carry meaning, colours change little and never to grey (Kang et al., 2023, also weaken the jitter).
+        "gentle": partial(
+            Recipe,
+            crop_scale_min=0.2,
+            brightness=0.4,
+            contrast=0.4,
+            saturation=0.4,
+            hue=0.05,
+            grey=0.0,
+            upside_down=0.5,
+            quarter_turn=0.5,
+        ),
     },
 )
 
@@ -72,30 +136,45 @@ class Parameters:
     grey: Tensor  # bool
     blur: Tensor  # bool
     sigma: Tensor  # of the blur, in pixels
+    upside_down: Tensor  # bool
+    quarter_turn: Tensor  # bool
+    solarise: Tensor  # bool
 
 
-def make_views(pixels: Tensor, recipe: Recipe, generator: torch.Generator, count: int = 2) -> list[Tensor]:
+def make_views(
+    pixels: Tensor, recipe: Recipe, generator: torch.Generator, groups: Sequence[ViewGroup] = PAIR
+) -> list[Tensor]:
     """Independent views of uint8 images N x C x H x W: float32 in [0, 1], channels last, on the images' device."""
-    size = (pixels.shape[2], pixels.shape[3])
-    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for _ in range(count)]
+    views: list[Tensor] = []
+    for group in groups:
+        recipes = [recipe.of_view(len(views) + k, group) for k in range(group.count)]
+        views += _make_group(pixels, recipes, generator, group.part)
+    return views
+
+
+def _make_group(pixels: Tensor, recipes: list[Recipe], generator: torch.Generator, part: float) -> list[Tensor]:
+    """A view by each recipe, together: small batches are slow by the number of operations, not of pixels."""
+    count, size = len(recipes), (pixels.shape[2], pixels.shape[3])
+    drawn = [vars(draw_parameters(len(pixels), size, recipe, generator)) for recipe in recipes]
     together = Parameters(**{name: torch.cat([one[name] for one in drawn]) for name in drawn[0]})
-    # Together: small batches are slow by the number of operations, not of pixels.
-    views = apply_parameters(torch.cat([pixels] * count), together, recipe.output_size)
+    views = apply_parameters(torch.cat([pixels] * count), together, recipes[0].output(size, part))
     return [views[k * len(pixels) : (k + 1) * len(pixels)] for k in range(count)]
 
 
 def augment(pixels: Tensor, recipe: Recipe, generator: torch.Generator) -> Tensor:
     """One view of each image; decided where the generator is (the CPU), so that the images' device need not answer."""
-    parameters = draw_parameters(len(pixels), (pixels.shape[2], pixels.shape[3]), recipe, generator)
-    return apply_parameters(pixels, parameters, recipe.output_size)
+    return make_views(pixels, recipe, generator, (ViewGroup(1),))[0]
 
 
 def draw_parameters(count: int, image_size: tuple[int, int], recipe: Recipe, generator: torch.Generator) -> Parameters:
     """All that is random about one view of `count` images, from one table of uniform numbers with a row for each."""
-    columns = [CROP_TRIES, CROP_TRIES, 2, 4, 4, 1, 1, 1, 1, 1]
+    wanted = [name for name in OPTIONAL if getattr(recipe, name) > 0]
+    columns = [CROP_TRIES, CROP_TRIES, 2, 4, 4, 1, 1, 1, 1, 1, *[1] * len(wanted)]
     table = torch.rand(count, sum(columns), generator=generator, device=generator.device)
     areas, ratios, position, order, amounts, *rest = table.split_with_sizes(columns, dim=1)
-    flip, jitter, grey, blur, sigma = (column.squeeze(1) for column in rest)
+    flip, jitter, grey, blur, sigma, *more = (column.squeeze(1) for column in rest)
+    optional = dict.fromkeys(OPTIONAL, torch.zeros_like(flip, dtype=torch.bool))
+    optional |= {name: column < getattr(recipe, name) for name, column in zip(wanted, more, strict=True)}
     top, left, height, width = _draw_crop(areas, ratios, position, image_size, recipe)
     factors = [(max(0.0, 1 - x), 1 + x) for x in (recipe.brightness, recipe.contrast, recipe.saturation)]
     low, high = torch.tensor([*factors, (-recipe.hue, recipe.hue)], device=generator.device).unbind(1)
@@ -111,6 +190,7 @@ def draw_parameters(count: int, image_size: tuple[int, int], recipe: Recipe, gen
         grey=grey < recipe.grey,
         blur=blur < recipe.blur,
         sigma=BLUR_SIGMA[0] + sigma * (BLUR_SIGMA[1] - BLUR_SIGMA[0]),
+        **optional,
     )
 
 
@@ -140,28 +220,41 @@ def _draw_crop(
     return top, left, height, width
 
 
-def apply_parameters(pixels: Tensor, parameters: Parameters, output_size: int = 0) -> Tensor:
-    """Crop, flip, jitter, grey, blur, in this order; no randomness. Parameters may be on another device."""
+def apply_parameters(pixels: Tensor, parameters: Parameters, output: tuple[int, int] | None = None) -> Tensor:
+    """Crop, flip, turn, jitter, grey, blur, solarise: in this order, without randomness, to `output` (height, width).
+
+    Parameters may be on another device.
+    """
     channels, height, width = pixels.shape[1:]
-    if channels not in (1, 3):
-        raise FedsslError(f"images of {channels} channels cannot be augmented: colour jitter needs 1 or 3")
     top, left, crop_height, crop_width, flip = (
         _sent(value, pixels.device)
         for value in (parameters.top, parameters.left, parameters.height, parameters.width, parameters.flip)
     )
-    rows = crop_matrix(top, crop_height, height, output_size or height)
-    columns = crop_matrix(left, crop_width, width, output_size or width)
+    output_height, output_width = output or (height, width)
+    rows = crop_matrix(top, crop_height, height, output_height)
+    columns = crop_matrix(left, crop_width, width, output_width)
     columns = torch.where(flip.view(-1, 1, 1), columns.flip(1), columns)
     images = resample(pixels.float(), rows, columns.div_(255))  # uint8 to [0, 1] on the way
-    _jitter(images, parameters)
+    _change(images, parameters.upside_down, lambda chosen: chosen.flip(2))
+    _change(images, parameters.quarter_turn, lambda chosen: chosen.rot90(1, (2, 3)))
+    if channels in (1, 3):  # other channels are no colours
+        _jitter(images, parameters)
     if channels == 3:
-        chosen = _sent(_where(parameters.grey), images.device)
-        images.index_copy_(0, chosen, colour.grey(images.index_select(0, chosen)).expand(-1, 3, -1, -1))
+        _change(images, parameters.grey, lambda chosen: colour.grey(chosen).expand(-1, 3, -1, -1))
     blurred = _where(parameters.blur)
     if len(blurred):
         chosen, sigma = _sent(blurred, images.device), _sent(parameters.sigma[blurred], images.device)
         images.index_copy_(0, chosen, _blur(images.index_select(0, chosen), sigma))
+    _change(images, parameters.solarise, lambda chosen: torch.where(chosen >= SOLARISED_FROM, 1 - chosen, chosen))
     return images.clamp_(0, 1).contiguous(memory_format=torch.channels_last)  # clamp: sums of weights round above 1
+
+
+def _change(images: Tensor, mask: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Change in place the images that a mask chooses, if there are any."""
+    numbers = _where(mask)
+    if len(numbers):
+        chosen = _sent(numbers, images.device)
+        images.index_copy_(0, chosen, change(images.index_select(0, chosen)))
 
 
 def _jitter(images: Tensor, parameters: Parameters) -> None:

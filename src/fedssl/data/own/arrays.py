@@ -20,6 +20,7 @@ from fedssl.data.own.found import Found, Read, Sample, by_number, printable
 
 ENDINGS = (".npy", ".npz")
 DEPTHS = (np.uint8, np.uint16)
+MOST_CHANNELS = 32  # where neither axis is 1, 3 or 4, the shorter one holds them
 USUAL = {"label": ("label", "labels", "y"), "client": ("client", "clients")}
 
 
@@ -63,11 +64,12 @@ class Rows:
         return lambda number: images[number].transpose(1, 2, 0) if self.layout == "NCHW" else images[number]
 
 
-def find_in_array(path: Path, columns: Mapping[str, str], *, labels: bool = True) -> Found:
+def find_in_array(place: str | Path, columns: Mapping[str, str], labels: bool = True) -> Found:
     """The images of a .npy or .npz file: uint8 or uint16, N x H x W, N x H x W x C or N x C x H x W.
 
     `columns` names the arrays `image`, `label` and `client` of a .npz; one that is "" is found by its type or name.
     """
+    path = Path(place)
     try:
         if path.suffix.lower() == ".npy":
             with path.open("rb") as file:
@@ -161,7 +163,9 @@ def _layout(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return "NHWC"
     if len(shape) == 4 and shape[1] in (1, 3, 4):
         return "NCHW"
+    if len(shape) == 4 and min(shape[1], shape[3]) <= MOST_CHANNELS:
+        return "NHWC" if shape[3] < shape[1] else "NCHW"
     raise FedsslError(
-        f"{printable(path)}: images of shape {shape}: only N x H x W, N x H x W x C and N x C x H x W with 1, 3 or 4 "
-        "channels are understood"
+        f"{printable(path)}: images of shape {shape}: only N x H x W, N x H x W x C and N x C x H x W with up to "
+        f"{MOST_CHANNELS} channels are understood"
     )

@@ -45,7 +45,7 @@ from fedssl.data.own.decoding import (
 )
 from fedssl.data.own.found import Read, Source
 
-FORMAT = 1  # raise it when the same files and settings come to give other pixels
+FORMAT = 2  # raise it when the same files and settings come to give other pixels
 MOST_THREADS = 8  # each holds up to 200 MB of a large photo
 AHEAD = 16  # images that each thread may be ahead of the writer: bounds the memory when the disk is slow
 Refuse = Callable[[int, str], None]  # called with the number of the image and the reason
@@ -268,7 +268,8 @@ def pictures(source: Source, numbers: Sequence[int], decoding: Decoding) -> Iter
     threads = min(os.cpu_count() or 1, MOST_THREADS)
     pending: deque[Future[Picture | str]] = deque()
     with warnings.catch_warnings(), source.opened() as read, ThreadPoolExecutor(threads, "decoder") as pool:
-        warnings.filterwarnings("ignore", module="PIL")  # on odd EXIF data and the like, which do no harm
+        # On odd EXIF data and the like, which do no harm; what pydicom says may quote a file.
+        warnings.filterwarnings("ignore", module=r"PIL|pydicom|fedssl\.data\.own\.dicom")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             for number in numbers:

@@ -9,18 +9,21 @@ from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
-ENDINGS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff")
-OTHERS = (".gif", ".heic", ".heif", ".avif", ".jp2", ".svg", ".dcm", ".ppm", ".pgm", ".ico")  # images all the same
-GIF = b"GIF8"
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
+ENDINGS = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".jp2", ".j2k"),
+    *(".dcm", ".dicom"),
+)
+OTHERS = (".heic", ".heif", ".avif", ".svg", ".ppm", ".pgm", ".ico")  # images all the same
 MOST_PIXELS = 89_478_485  # where PIL begins to warn: a file of kilobytes may unpack to gigabytes
 LARGE = 16_000_000  # pixels; a decoder may hold twelve bytes of each, so that several threads would need gigabytes
 ONE_LARGE = Lock()
 UNREADABLE = "cannot be read"
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 LARGEST_GREY = 65_535
+SHOWN = (1, 3)  # channels that are grey or colours; others are what an array says
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 ImageFile = BufferedReader | BytesIO
@@ -60,18 +63,19 @@ class Picture:
 
 def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     """Reads the whole image; `RefusedError` says why it cannot be used. Only the first frame of an animation counts."""
+    if decoding.channels not in SHOWN:
+        raise RefusedError(f"files have 1 or 3 channels: for {decoding.channels} (data.channels) give an array")
     try:
         image = Image.open(file, formats=FORMATS)
         width, height, kind = image.width, image.height, f"{image.format} {image.mode}"
-        _check_size(width, height)
+        check_size(width, height)
         # JPEG alone: a photo much larger than needed is decoded at a half, a quarter or an eighth, in less time.
         image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))
         with ONE_LARGE if image.width * image.height > LARGE else nullcontext():
             image.load()  # verify() would let a truncated JPEG pass
             pixels = decode_image(image, decoding)
     except UnidentifiedImageError:
-        file.seek(0)
-        raise RefusedError(_why_unknown(file.read(len(GIF)))) from None
+        return _decode_dicom(file, decoding)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise RefusedError(f"more than {MOST_PIXELS:,} pixels: a decompression bomb, or reduce it first") from None
     except (RefusedError, MemoryError):
@@ -80,6 +84,21 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # not PIL's: the disk's, and no fault of the image
         raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
+    return _picture(pixels, file, width, height, kind)
+
+
+def _decode_dicom(file: ImageFile, decoding: Decoding) -> Picture:
+    """What PIL does not know: DICOM, or no image at all."""
+    from fedssl.data.own.dicom import is_dicom, open_dicom
+
+    if not is_dicom(file):
+        file.seek(0)
+        raise RefusedError(f"not an image ({', '.join(FORMATS)}, DICOM)" if file.read(1) else "empty file")
+    image, kind = open_dicom(file)
+    return _picture(_to_pixels(image, decoding), file, image.width, image.height, kind)
+
+
+def _picture(pixels: UInt8Array, file: ImageFile, width: int, height: int, kind: str) -> Picture:
     file.seek(0)
     return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)
 
@@ -90,28 +109,37 @@ def decode_image(image: Image.Image, decoding: Decoding) -> UInt8Array:
 
 
 def decode_array(row: AnyArray, decoding: Decoding) -> Picture:
-    """One image of an array: uint8 or uint16, height x width or height x width x 1, 3 or 4 channels."""
+    """One image of an array: uint8 or uint16, height x width or height x width x 1, 3 or 4 channels.
+
+    Of other channels each is resized by itself, if there are as many as the settings say.
+    """
     height, width = row.shape[:2]
-    _check_size(width, height)
+    check_size(width, height)
     flat = np.ascontiguousarray(row[..., 0] if row.ndim == 3 and row.shape[2] == 1 else row)
     if flat.ndim == 3 and flat.dtype != np.uint8:
         flat = _to_8_bits(flat, decoding.white)
+    if decoding.channels not in SHOWN or (flat.ndim == 3 and flat.shape[2] not in (3, 4)):
+        return _decode_channels(flat if flat.ndim == 3 else flat[..., None], decoding)
     image = Image.fromarray(flat)
     digest = hashlib.sha256(flat.data).hexdigest()
     return Picture(_to_pixels(image, decoding), digest, width, height, f"array {image.mode}")
 
 
-def _why_unknown(start: bytes) -> str:
-    if start == GIF:
-        return not_read("GIF")
-    return f"not an image ({', '.join(FORMATS)})" if start else "empty file"
+def _decode_channels(row: AnyArray, decoding: Decoding) -> Picture:
+    height, width, channels = row.shape
+    if channels != decoding.channels:
+        raise RefusedError(f"{channels} channels, not {decoding.channels}: set data.channels = {channels}")
+    eight = row if row.dtype == np.uint8 else _to_8_bits(row, decoding.white)
+    planes = [np.asarray(_fitted(Image.fromarray(eight[..., c].copy()), decoding)) for c in range(channels)]
+    digest = hashlib.sha256(np.ascontiguousarray(row).data).hexdigest()
+    return Picture(np.stack(planes), digest, width, height, f"array of {channels} channels")
 
 
 def not_read(kind: str) -> str:
     return f"{kind} is not read: save it as one of {', '.join(FORMATS)}"
 
 
-def _check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
         raise RefusedError(
             f"{width} x {height} pixels are more than {MOST_PIXELS:,}: a decompression bomb, or reduce it first"

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -56,11 +56,14 @@ def open_image(path: str) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
-def find_in_folder(root: Path, *, silos: bool = False, labels: bool = True) -> Found:
+def find_in_folder(
+    place: str | Path, _columns: Mapping[str, str] | None = None, labels: bool = True, *, silos: bool = False
+) -> Found:
     """Every image below a folder; of silos, the first-level subfolder is the client and the next one may be the class.
 
     Subfolders name classes when all images are in one and there are two or more. Hidden files are passed over.
     """
+    root = Path(place)
     files, refused = _walk(os.path.realpath(root))
     clients: list[str] = []
     if silos:

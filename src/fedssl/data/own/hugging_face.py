@@ -54,7 +54,7 @@ def is_saved_dataset(path: Path) -> bool:
     return any((path / mark).is_file() for mark in MARKS)
 
 
-def find_in_dataset(place: str, columns: Mapping[str, str], *, labels: bool = True) -> Found:
+def find_in_dataset(place: str, columns: Mapping[str, str], labels: bool = True) -> Found:
     """Split "train" (or the only one) to train on, split "test" to evaluate with; `columns` as of an array."""
     need("hf", printable(place))
     splits, unused = _splits(place)

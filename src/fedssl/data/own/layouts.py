@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,7 @@ from fedssl.data.holdout import HeldOut, ZeroIsNone, with_validation
 from fedssl.data.own import arrays, manifest
 from fedssl.data.own.arrays import find_in_array
 from fedssl.data.own.cache import DecodedImages, decoded
-from fedssl.data.own.decoding import LARGEST_GREY, Decoding
+from fedssl.data.own.decoding import LARGEST_GREY, SHOWN, Decoding
 from fedssl.data.own.folder import Files, find_in_folder
 from fedssl.data.own.found import Found, Part, Sample, by_number, printable, shortened
 from fedssl.data.own.hugging_face import BY_NAME, find_in_dataset, is_saved_dataset
@@ -47,26 +48,10 @@ class Layout:
     need: Callable[[str], None] = lambda _: None  # refuses where a reader is not installed
 
 
-def _in_folder(place: str, _columns: Mapping[str, str], labels: bool) -> Found:
-    return find_in_folder(Path(place), silos=False, labels=labels)
-
-
-def _in_silos(place: str, _columns: Mapping[str, str], labels: bool) -> Found:
-    return find_in_folder(Path(place), silos=True, labels=labels)
-
-
-def _in_array(place: str, columns: Mapping[str, str], labels: bool) -> Found:
-    return find_in_array(Path(place), columns, labels=labels)
-
-
 def _in_manifest(place: str, columns: Mapping[str, str], labels: bool) -> Found:
     names = {"path": "image", "client": "client", "label": "label"}
     given = {name: columns[key] or name for name, key in names.items()}
     return find_in_manifest(Path(place), {**given, "split": "split"}, labels=labels)
-
-
-def _in_dataset(place: str, columns: Mapping[str, str], labels: bool) -> Found:
-    return find_in_dataset(place, columns, labels=labels)
 
 
 def _need_parquet(place: str) -> None:
@@ -78,14 +63,14 @@ LAYOUTS: Registry[Layout] = Registry(
     "layouts",
     "data.layout",
     {
-        "folder": Layout(_in_folder, "folder", lambda _: True),
-        "silos": Layout(_in_silos, "folder"),
-        "array": Layout(_in_array, "file", lambda place: Path(place).suffix.lower() in arrays.ENDINGS),
+        "folder": Layout(find_in_folder, "folder", lambda _: True),
+        "silos": Layout(partial(find_in_folder, silos=True), "folder"),
+        "array": Layout(find_in_array, "file", lambda place: Path(place).suffix.lower() in arrays.ENDINGS),
         "manifest": Layout(
             _in_manifest, "file", lambda place: Path(place).suffix.lower() in manifest.ENDINGS, _need_parquet
         ),
         "hugging-face": Layout(
-            _in_dataset,
+            find_in_dataset,
             recognises=lambda place: place.startswith(BY_NAME) or is_saved_dataset(Path(place)),
             need=lambda place: need("hf", printable(place)),
         ),
@@ -108,7 +93,7 @@ def folder(
     path: Place = "",
     layout: Annotated[str, LAYOUTS] = "auto",
     image_size: Count = 64,
-    channels: Literal[1, 3] = 3,
+    channels: Count = 3,
     fit: Literal["crop", "stretch"] = "crop",
     white: Grey = LARGEST_GREY,
     labels: bool = True,
@@ -147,7 +132,12 @@ def folder(
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
-        remarks=(*found.remarks, *_enlarged(train.originals(), image_size), *reader.remarks()),
+        remarks=(
+            *found.remarks,
+            *_enlarged(train.originals(), image_size),
+            *_without_colours(channels),
+            *reader.remarks(),
+        ),
     )
     return with_validation(dataset, validation_images)
 
@@ -163,12 +153,17 @@ def _enlarged(originals: Sequence[Original], size: int) -> Iterator[str]:
         )
 
 
+def _without_colours(channels: int) -> Iterator[str]:
+    if channels not in SHOWN:
+        yield f"images of {channels} channels are no colours: views have no colour jitter and are never grey"
+
+
 @kept("sites")
 def sites(
     progress: Progress = silent,
     *,
     image_size: Count = 64,
-    channels: Literal[1, 3] = 3,
+    channels: Count = 3,
     fit: Literal["crop", "stretch"] = "crop",
     white: Grey = LARGEST_GREY,
     eval_train: Place = "",

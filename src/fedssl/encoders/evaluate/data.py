@@ -64,8 +64,8 @@ def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
     for images in (train, test):
         if (images.channels, images.image_size) != (own.channels, own.image_size):
             raise FedsslError(
-                f"--data {dataset.name}: its images are {_shape(images)}, the encoder was trained on {_shape(own)}: "
-                "choose a dataset of that size"
+                f"--data {dataset.name}: its images are {images.shape_text}, the encoder was trained on "
+                f"{own.shape_text}: choose a dataset of that size"
             )
 
     def labelled(fraction: float) -> IntArray:
@@ -84,7 +84,3 @@ def _chosen(run: FinishedRun, data: Choice, images: Images, fraction: float) -> 
     labels = None if images.labels is None else images.labels.numpy()
     settings = data.settings_for(choose_labelled) | {"labelled_fraction": fraction}
     return choose_labelled(labels, len(images), run.config.run.seed, **settings)
-
-
-def _shape(images: Images) -> str:
-    return f"{images.channels} x {images.image_size[0]} x {images.image_size[1]}"

@@ -108,16 +108,16 @@ class _Evaluation:
         }
         for test_images, chosen in self._scopes(subject):
             result = Result(
-                subject.name,
-                self.data.name,
-                name,
-                self.request.variant,
-                context.batchnorm,
-                test_images,
-                seed if protocol.draws else None,
-                Score.of(predictions.classes[chosen], self.data.test_labels[chosen]),
-                asdict(protocol),
-                predictions.facts | subject.details | about,
+                encoder=subject.name,
+                data=self.data.name,
+                protocol=name,
+                variant=self.request.variant,
+                batchnorm=context.batchnorm,
+                test_images=test_images,
+                seed=seed if protocol.draws else None,
+                score=Score.of(predictions.classes[chosen], self.data.test_labels[chosen]),
+                settings=asdict(protocol),
+                details=predictions.facts | subject.details | about,
             )
             self.view.say(describe(result))
             yield result

@@ -8,22 +8,15 @@ from typing import Any
 from fedssl.core.extras import need
 from fedssl.core.registry import Registry
 from fedssl.core.weights import Weights
+from fedssl.encoders.export.libraries import check_timm, check_torchvision, library_facts, library_tensors
 from fedssl.encoders.export.programs import write_onnx, write_torch_export
-from fedssl.encoders.export.resnets import check_resnet, timm_usage, torchvision_usage
+from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import TrainedEncoder, permission
-from fedssl.networks.weight_files import standard_names, weight_file
+from fedssl.networks.weight_files import weight_file
 
 About = dict[str, Any]
 Write = Callable[[TrainedEncoder, Path], float | None]
 """Returns the largest difference between the features of the file and of the encoder, where that was measured."""
-
-
-def _anything(about: About) -> None:
-    """Every network can be written."""
-
-
-def _need_onnx(about: About) -> None:  # noqa: ARG001
-    need("onnx", "--to onnx")
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,7 @@ class Format:
     file: str
     write: Write
     usage: Callable[[About], str]
-    check: Callable[[About], None] = _anything
+    check: Callable[[About], None] = lambda _: None  # refuses a network that it cannot hold
 
 
 def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
@@ -39,7 +32,7 @@ def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
 
 
 def _write_standard(encoder: TrainedEncoder, path: Path) -> None:
-    path.write_bytes(weight_file(standard_names(Weights.of(encoder.model.backbone).tensors()), encoder.about))
+    path.write_bytes(weight_file(library_tensors(encoder), encoder.about))
 
 
 def _write_onnx(encoder: TrainedEncoder, path: Path) -> float:
@@ -50,59 +43,34 @@ def _write_torch_export(encoder: TrainedEncoder, path: Path) -> float:
     return write_torch_export(encoder.model.backbone, encoder.about, path)
 
 
-def _ours_usage(file: str) -> Callable[[About], str]:
-    return lambda about: (
-        f"""Weights under the names of fedssl's own network ({about["network"]["name"]}).
+def _usage(template: str, file: str) -> Callable[[About], str]:
+    """How the file is used, by the template of this name."""
 
-```python
-import fedssl
+    def usage(about: About) -> str:
+        shape = " x ".join(map(str, (about["channels"], *about["image_size"])))
+        facts = {"file": file, "shape": shape, "permission": permission(about), **library_facts(about)}
+        return markdown(template, about=about, **facts)
 
-encoder = fedssl.load_encoder("{file}"{permission(about)})  # or the folder; a torch.nn.Module in evaluation mode
-features = encoder(images)  # uint8, or floats from 0 to 1; N x {about["feature_size"]}
-```
-
-To train on from here: `fedssl run PRESET --set init.encoder={file}`. Without fedssl, take ONNX or torch.export."""
-    )
-
-
-def _onnx_usage(about: About) -> str:
-    return f"""A graph from `images` (N x {_shape(about)}) to `features` (N x {about["feature_size"]}), any N.
-
-```python
-import onnxruntime
-
-session = onnxruntime.InferenceSession("encoder.onnx")
-(features,) = session.run(None, {{"images": images}})  # float32 array, 0 to 1
-```"""
-
-
-def _torch_export_usage(about: About) -> str:
-    return f"""A PyTorch program for any N that needs no Python class. Open only files that you trust.
-
-```python
-import torch
-
-encoder = torch.export.load("encoder.pt2").module()
-features = encoder(images)  # float32, 0 to 1, N x {_shape(about)}
-```"""
-
-
-def _shape(about: About) -> str:
-    return " x ".join(map(str, (about["channels"], *about["image_size"])))
+    return usage
 
 
 FORMATS: Registry[Format] = Registry(
     "export_formats",
     "--to",
     {
-        "safetensors": Format("encoder.safetensors", _write_ours, _ours_usage("encoder.safetensors")),
+        "safetensors": Format("encoder.safetensors", _write_ours, _usage("ours", "encoder.safetensors")),
         "torchvision": Format(
-            "torchvision.safetensors", _write_standard, torchvision_usage, check_resnet("torchvision")
+            "torchvision.safetensors",
+            _write_standard,
+            _usage("torchvision", "torchvision.safetensors"),
+            check_torchvision,
         ),
-        "timm": Format("timm.safetensors", _write_standard, timm_usage, check_resnet("timm")),
-        "onnx": Format("encoder.onnx", _write_onnx, _onnx_usage, _need_onnx),
-        "torch-export": Format("encoder.pt2", _write_torch_export, _torch_export_usage),
-        "hub": Format("model.safetensors", _write_ours, _ours_usage("model.safetensors")),
+        "timm": Format("timm.safetensors", _write_standard, _usage("timm", "timm.safetensors"), check_timm),
+        "onnx": Format(
+            "encoder.onnx", _write_onnx, _usage("onnx", "encoder.onnx"), lambda _: need("onnx", "--to onnx")
+        ),
+        "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
+        "hub": Format("model.safetensors", _write_ours, _usage("hub", "model.safetensors")),
     },
     Format,
 )

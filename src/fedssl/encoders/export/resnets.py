@@ -24,7 +24,7 @@ def check_resnet(library: str) -> Callable[[About], None]:
         name, width = network["name"], network.get("width", WIDTH)
         instead = "choose safetensors, onnx, torch-export or hub"
         if name not in BLOCKS:
-            raise FedsslError(f"--to {library}: it has no network like {name}, only ResNets: {instead}")
+            raise FedsslError(f"--to {library}: it has no network like {name}: {instead}")
         if network.get("stem", "learned") != "learned":
             raise FedsslError(f"--to {library}: its ResNets have no {network['stem']} stem (network.stem): {instead}")
         if width != WIDTH:
@@ -36,44 +36,10 @@ def check_resnet(library: str) -> Callable[[About], None]:
     return check
 
 
-def torchvision_usage(about: About) -> str:
-    block, depths = BLOCKS[about["network"]["name"]]
-    return f"""Names of torchvision's ResNet; the 3x3 stem and the missing max-pool are put in place by hand.
-
-```python
-from safetensors.torch import load_file
-from torch import nn
-from torchvision.models.resnet import {block}, ResNet
-
-model = ResNet({block}, {depths})
-{_stem(about)}
-model.fc = nn.Identity()
-model.load_state_dict(load_file("torchvision.safetensors"))
-features = model.eval()(images)  # N x {about["feature_size"]}
-```"""
-
-
-def timm_usage(about: About) -> str:
-    block, depths = BLOCKS[about["network"]["name"]]
-    made = f'timm.create_model("{about["network"]["name"]}", num_classes=0, in_chans={about["channels"]})'
-    imports = "import timm\n"
-    if about["network"]["name"] in NOT_IN_TIMM:
-        made = f"ResNet({block}, {depths}, num_classes=0, in_chans={about['channels']})"
-        imports = f"from timm.models.resnet import {block}, ResNet\n"
-    return f"""Names of timm's ResNet. No argument of it gives one 3x3 stem or no max-pool: both are replaced.
-
-```python
-{imports}from safetensors.torch import load_file
-from torch import nn
-
-model = {made}
-{_stem(about)}
-model.load_state_dict(load_file("timm.safetensors"))
-features = model.eval()(images)  # N x {about["feature_size"]}
-```"""
-
-
-def _stem(about: About) -> str:
-    stride = about["network"].get("stem_stride", 1)
-    shape = f"{about['channels']}, {WIDTH}, kernel_size=3, stride={stride}, padding=1, bias=False"
-    return f"model.conv1 = nn.Conv2d({shape})\nmodel.maxpool = nn.Identity()"
+def resnet_facts(about: About) -> dict[str, Any]:
+    """What the lines that build such a network name: its block, its depths, its width; of another network nothing."""
+    name = about["network"]["name"]
+    if name not in BLOCKS:
+        return {}
+    block, depths = BLOCKS[name]
+    return {"block": block, "depths": depths, "width": WIDTH, "in_timm": name not in NOT_IN_TIMM}

@@ -9,6 +9,7 @@ from fedssl import __version__
 from fedssl.core.files import new_folder
 from fedssl.core.registry import AllowCode
 from fedssl.encoders.export.formats import FORMATS, Format
+from fedssl.encoders.export.libraries import timm_config
 from fedssl.encoders.export.model_card import model_card
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, trained_encoder
 from fedssl.experiment.finished_run import FinishedRun
@@ -32,6 +33,7 @@ def export_encoder(
     client: Client = None,
     network: Network | None = None,
     allow_code: AllowCode = (),
+    license: str = "unknown",
 ) -> Exported:
     """Writes the encoder in each format into a new folder; what a format cannot hold is refused before that.
 
@@ -41,7 +43,7 @@ def export_encoder(
     finished = FinishedRun.open(run, allow_code)
     forms = {name: FORMATS.typed(name) for name in dict.fromkeys(formats or [""])}
     encoder = trained_encoder(finished, client, network)
-    encoder.about["exported_by"] = f"fedssl {__version__}"
+    encoder.about.update(exported_by=f"fedssl {__version__}", license=license)
     for form in forms.values():
         form.check(encoder.about)
     differences = {}
@@ -56,7 +58,8 @@ def export_encoder(
 
 
 def _describe(record: RunRecord, encoder: TrainedEncoder, folder: Path, forms: dict[str, Format]) -> None:
-    content = {**encoder.about, "formats": {name: form.file for name, form in forms.items()}}
+    files = {name: form.file for name, form in forms.items()}
+    content = {**timm_config(encoder.about), **encoder.about, "formats": files}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     usage = {name: form.usage(encoder.about) for name, form in forms.items()}
     (folder / "README.md").write_text(model_card(record, encoder.about, usage), encoding="utf-8")

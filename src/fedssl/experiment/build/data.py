@@ -9,10 +9,9 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.data import DATASETS
-from fedssl.data.dataset import Chosen
+from fedssl.data.dataset import Chosen, Dataset
 from fedssl.data.holdout import choose_labelled, choose_public
 from fedssl.data.partition import Partition, deal_out
-from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.config.resolve import check_round, choice
 from fedssl.experiment.config.schema import Choice, Config
 from fedssl.methods.base import PublicImages
@@ -50,14 +49,14 @@ def choose_public_images(
     config: Config, dataset: Dataset, partition: Partition, progress: Progress = silent
 ) -> tuple[torch.Tensor | None, str]:
     """The images that a method wants everybody to see, without labels, and in words where they come from."""
-    request, name = public_images(config), public_images(config).data
+    request = public_images(config)
+    name = request.data  # allowed when the settings were resolved
     if not request.count:
         return None, ""
     if not name and not len(dataset.train):
         raise FedsslError("method.public_data: the images stay at their sites: name a dataset that every site has")
     if not name:
         return dataset.train.unlabelled().select(partition.public).pixels, f"of {dataset.name}"
-    DATASETS.check(name, config.allow_code, "method.public_data")
     other = build_dataset(choice("data", {"name": name}, config.allow_code), progress)
     if (other.train.channels, other.train.image_size) != (dataset.train.channels, dataset.train.image_size):
         raise FedsslError(

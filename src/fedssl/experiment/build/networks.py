@@ -1,6 +1,8 @@
 """The networks of a run with their first weights, at random or from a file."""
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -8,22 +10,31 @@ from torch import nn
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
+from fedssl.core.weights import Weights
+from fedssl.data.augmentation.views import Recipe
+from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.experiment.build.data import choose_public_images
 from fedssl.experiment.config.schema import Config, Init
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
-from fedssl.networks.weight_files import file_sha256, find_weight_file, load_backbone
+from fedssl.networks.libraries import is_published, published_weights
+from fedssl.networks.weight_files import WeightFile, file_sha256, find_weight_file, load_backbone
 
 
 def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> SiameseMethod:
     """The networks with their first weights, which follow from the seed and, if init.encoder names one, a file."""
     network = config.network
+    if config.init.required and not config.init.encoder:
+        raise FedsslError(
+            "init.encoder: must be given, for this run goes on from weights: --set init.encoder=FILE (a .safetensors "
+            "file, a run folder or an export), and network.name as the file has it"
+        )
     with global_stream(config.run.seed, "initial-weights"):
-        backbone = find_backbone(network.name, config.allow_code)(channels, **(network.model_extra or {}))
+        make = find_backbone(network.name, config.allow_code, image_size=image_size)
+        backbone = make(channels, **(network.model_extra or {}))
         size = feature_size(backbone, channels, image_size)
         if config.init.encoder:
             _start_from(config.init, backbone)  # before the method copies the backbone: the target starts the same
@@ -34,22 +45,31 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
 
 def _start_from(init: Init, backbone: nn.Module) -> None:
     try:
-        _check_file(init)
-        load_backbone(backbone, read_encoder(init.encoder), init.skip, "init.skip")
+        _checksum(init)
+        file = (_published if is_published(init.encoder) else read_encoder)(init.encoder)
+        load_backbone(backbone, file, init.skip, "init.skip")
     except FedsslError as error:
         raise type(error)(f"init.encoder: {error}") from None
 
 
-def _check_file(init: Init) -> str:
-    """The checksum of the file, which must be the one that the settings name, if they do."""
-    path = find_weight_file(init.encoder)
-    given = file_sha256(path)
-    if init.sha256 not in ("", given):
+@lru_cache(maxsize=1)
+def _published(name: str) -> WeightFile:
+    return WeightFile(Path(name), published_weights(name), {})
+
+
+def _checksum(init: Init) -> str:
+    """Of the weights to start from; they must be those that the settings name, if they do."""
+    if is_published(init.encoder):
+        path, found = Path(init.encoder), Weights(_published(init.encoder).tensors).digest()
+    else:
+        path = find_weight_file(init.encoder)
+        found = file_sha256(path)
+    if init.sha256 not in ("", found):
         raise FedsslError(
-            f"{path}: not the file that the run was begun with (SHA-256 {given[:12]}… instead of {init.sha256[:12]}…): "
+            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
             "put that one back, or start another run with --fresh and init.sha256 left out"
         )
-    return given
+    return found
 
 
 def pinned(config: Config) -> Config:
@@ -57,10 +77,10 @@ def pinned(config: Config) -> Config:
     if not config.init.encoder:
         return config
     try:
-        digest = _check_file(config.init)
+        found = _checksum(config.init)
     except FedsslError as error:
         raise FedsslError(f"init.encoder: {error}") from None
-    return replace(config, init=config.init.model_copy(update={"sha256": digest}))
+    return replace(config, init=config.init.model_copy(update={"sha256": found}))
 
 
 def build_networks(
@@ -68,6 +88,15 @@ def build_networks(
 ) -> tuple[SiameseMethod, str]:
     """The networks where they are trained, and in words where a method's public images come from."""
     method = build_method(config, dataset.train.channels, dataset.train.image_size)
+    _check_views(method, config.augmentation.build(), dataset.train.channels, dataset.train.image_size)
     method.public, public_source = choose_public_images(config, dataset, partition, progress)
     method.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return method, public_source
+
+
+def _check_views(method: SiameseMethod, recipe: Recipe, channels: int, image_size: tuple[int, int]) -> None:
+    """Refuses views of a size that cannot be made, or that the network does not take."""
+    for group in method.view_groups:
+        size = recipe.output(image_size, group.part)
+        if size != image_size:
+            feature_size(method.online_encoder.backbone, channels, size)

@@ -2,26 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.progress import Progress, silent
-from fedssl.data.dataset import Pixels
+from fedssl.data.dataset import Dataset, Pixels
 from fedssl.data.partition import Partition
-from fedssl.data.standard.cached import Dataset
 from fedssl.evaluation.context import LabelledData
 from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.config.schema import Config
-from fedssl.federation.client import Client
+from fedssl.federation.client import Client, MakeTerms
 from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods.base import SiameseMethod
+from fedssl.networks.blocks import blocks_of, first_blocks
 
 ImagesOf = Callable[[int], Pixels]
 
@@ -50,7 +51,9 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
     public = parts.client.method.public
     if public is not None:
-        remarks.append(f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them")
+        parts.remarks.append(
+            f"{len(public)} public images ({parts.public_source}) are at no client; every site sees them"
+        )
     return parts
 
 
@@ -60,7 +63,8 @@ def assemble(
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
-    client = build_client(config, method, images_of, len(partition.clients))
+    sizes = partition.sizes()
+    client = build_client(config, method, images_of, len(sizes), max(sizes, default=0))
     return Parts(
         dataset=dataset,
         partition=partition,
@@ -68,13 +72,29 @@ def assemble(
         server=build_server(config, client, len(partition.clients)),
         monitor=build_monitor(config, dataset),
         device=device,
-        remarks=remarks,
+        remarks=[*remarks, *_frozen(config, method)],
         warnings=build_warnings(config),
         public_source=public_source,
     )
 
 
-def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int) -> Client:
+def _frozen(config: Config, method: SiameseMethod) -> list[str]:
+    """In words, what of the backbone is not trained."""
+    backbone, count = method.online_encoder.backbone, config.local_training.freeze
+    if not count:
+        return []
+    sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
+    blocks = first_blocks(backbone, count)
+    share = sum(sizes[name] for block in blocks for name in block.parameters) / sum(sizes.values())
+    names = ", ".join(block.name for block in blocks)
+    return [f"frozen: {names} ({count} of {len(blocks_of(backbone))} blocks, {share:.0%} of the backbone's parameters)"]
+
+
+def build_client(
+    config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int, most_images: int = 0
+) -> Client:
+    """`most_images`: of the largest client, where that is known."""
+    privacy = config.privacy.build()
     return Client(
         method=method,
         rule=config.update_rule.build(),
@@ -88,8 +108,25 @@ def build_client(config: Config, method: SiameseMethod, images_of: ImagesOf, num
         batchnorm=config.uploads.batchnorm,
         profile=config.run.profile,
         wire=Wire(config.uploads.wire_dtype),
-        privacy=config.privacy.build(),
+        privacy=privacy,
         start_over=config.failures.damaged_state == "start-over",
+        secure=_secure(config, privacy, num_clients, most_images) if config.uploads.secure else None,
+    )
+
+
+def _secure(config: Config, privacy: ClientDP | None, num_clients: int, most_images: int) -> MakeTerms:
+    from fedssl.federation.secure.terms import make_terms
+
+    uploads, clients = config.uploads, config.client_sampling.clients_per_round or num_clients
+    return partial(
+        make_terms,
+        clients=clients,
+        threshold=uploads.secure_threshold,
+        most_examples=uploads.secure_max_examples or most_images or None,
+        limit=uploads.secure_limit,
+        statistics_limit=uploads.secure_statistics_limit,
+        clip_norm=privacy.clip_norm if privacy else None,
+        deviation=privacy.deviation(clients) if privacy else 0.0,
     )
 
 
@@ -106,11 +143,12 @@ def build_server(config: Config, client: Client, num_clients: int) -> Server:
         wire=client.wire,
         payload_problem=client.method.payload_problem,
         needed=client.needed_numbers(),
+        frozen=client.frozen,
     )
 
 
 def _aggregator(config: Config, privacy: ClientDP | None, num_clients: int) -> Aggregator:
-    if privacy is None:
+    if privacy is None or config.uploads.secure:
         made: Aggregator = config.aggregation.build()
         return made
     sampled = config.client_sampling.clients_per_round or num_clients

@@ -13,6 +13,7 @@ from fedssl.core.registry import AllowCode, Typed, unknown
 from fedssl.experiment.config.resolve import known_settings, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.networks.backbones import BACKBONES
+from fedssl.networks.libraries import is_published
 
 
 def preset_names(folder: str = "") -> list[str]:
@@ -36,7 +37,29 @@ def _read_preset(name: str, folder: str = "") -> Raw:
 def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
     """The tables of PRESET, PRESET+ALGORITHM or a TOML file, with overrides such as {"update_rule.tau": 0.5} on top."""
     raw = _load_file(Path(name)) if name.endswith(".toml") else _load_preset(name)
-    return _merged(raw, _nested(overrides or {}))
+    return _with_pretrained(_merged(raw, _nested(overrides or {})))
+
+
+def _with_pretrained(raw: Raw) -> Raw:
+    """network.pretrained is short for init.encoder: only that is kept, so no message of a server can say it.
+
+    A network by import path keeps the setting, which is its own.
+    """
+    network = raw.get("network")
+    if not isinstance(network, dict) or "pretrained" not in network or network.get("name", "") not in BACKBONES:
+        return raw
+    given, name = network["pretrained"], network["name"]
+    rest = {key: value for key, value in network.items() if key != "pretrained"}
+    if given is True and not is_published(name):
+        raise FedsslError(f"network.pretrained: nobody publishes weights of {name}: give a .safetensors file")
+    if not isinstance(given, bool | str):
+        raise FedsslError(f"network.pretrained: {given!r} is neither a file nor true or false")
+    if not given:
+        return raw | {"network": rest}
+    init = raw.get("init", {})
+    if init.get("encoder"):
+        raise FedsslError("network.pretrained: init.encoder says where weights start from already: give one of the two")
+    return raw | {"network": rest, "init": {**init, "encoder": name if given is True else given}}
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:

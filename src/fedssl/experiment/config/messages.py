@@ -64,6 +64,7 @@ def _describe_schema(schema: Table) -> str:
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     names = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
+    names["array"] = "a list"
     text = names.get(schema.get("type", ""), "a valid value")
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")

@@ -71,6 +71,8 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     raw.setdefault("augmentation", {}).setdefault("name", method.recipe)
     raw.setdefault("local_training", {}).setdefault("schedule", method.schedule)
     chosen = {table: choice(table, raw.get(table, {}), allow_code) for table in CHOICES}
+    if public := method.public_images(chosen["method"].settings).data:
+        CHOICES["data"].check(public, allow_code, "method.public_data")
     models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     models["network"] = _complete(models["network"])
@@ -183,13 +185,23 @@ def _check_together(config: Config) -> None:
         raise FedsslError(
             f"client_sampling.clients_per_round: {per_round} is more than partition.num_clients ({num_clients})"
         )
+    private = config.privacy.build()
+    if config.uploads.secure:
+        _check_secure(config, private)
     if num_clients is not None:
         check_round(config, per_round or num_clients)
-    private = config.privacy.build()
     if private is not None:
         _check_privacy(config, private)
+    if not config.uploads.secure and private is not None and private.placement == "distributed":
+        raise FedsslError("privacy.placement: 'distributed' hides nothing in a single upload: set aggregation.secure")
     if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
         raise FedsslError(problem)
+    for term in ("decorrelation", "uniformity"):
+        if getattr(config.local_training, term) and not config.method.factory.whole_images:
+            raise FedsslError(
+                f"local_training.{term}: {config.method.name} makes no vector of a whole image whose features could be "
+                "looked at: set it to 0, or use another method.name"
+            )
 
 
 def _check_privacy(config: Config, private: ClientDP) -> None:
@@ -207,7 +219,7 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
             f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
             "result: use 'weighted-average' (its weights are then equal)"
         )
-    if config.failures.damaged_state == "start-over" and private.placement == "local":
+    if config.failures.damaged_state == "start-over" and private.placement != "central":
         raise FedsslError(
             "failures.damaged_state: a client that adds noise of its own keeps the key of it in its state and cannot "
             "start over without it: use 'error'"
@@ -219,10 +231,49 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
         )
 
 
+def _check_secure(config: Config, private: ClientDP | None) -> None:
+    """Refuses what needs more of a client than its part of a sum."""
+    rule, method, uploads = config.update_rule, config.method, config.uploads
+    wrong = "aggregation.secure: the server sees the sum of the uploads only, but"
+    if not rule.factory.shares:
+        raise FedsslError(f"aggregation.secure: with update_rule.name = {rule.name!r} nothing is shared: set it false")
+    if config.aggregation.factory.needs_single_uploads:
+        raise FedsslError(
+            f"{wrong} aggregation.name = {config.aggregation.name!r} looks at single ones: use 'weighted-average'"
+        )
+    if why := rule.build().needs_single_results():
+        raise FedsslError(f"{wrong} update_rule.name = {rule.name!r} needs more: {why}")
+    if method.factory.leaves:
+        raise FedsslError(f"{wrong} {method.name} also sends {method.factory.leaves}: use another method.name")
+    if uploads.wire_dtype != "fp32":
+        raise FedsslError(
+            f"aggregation.wire_dtype: {uploads.wire_dtype!r} cannot be summed under masks: use 'fp32' with secure"
+        )
+    if private is not None and private.placement != "distributed":
+        raise FedsslError(
+            f"privacy.placement: {private.placement!r} with aggregation.secure: use 'distributed', the noise of "
+            "'central' in the sum without a server that is trusted"
+        )
+
+
 def check_round(config: Config, sampled: int) -> None:
     """Refuses a quorum or an aggregator that rounds of so many clients cannot satisfy."""
+    if config.uploads.secure:
+        _check_threshold(config, sampled)
     needed = config.failures.min_clients
     if needed is not None and needed > sampled:
         raise FedsslError(f"failures.min_clients: {needed} is more than the {sampled} clients of a round")
     if config.update_rule.factory.shares:
         config.aggregation.build().check(sampled)
+
+
+def _check_threshold(config: Config, sampled: int) -> None:
+    """Which sums a round of so many clients can have, and how many of them add noise."""
+    from fedssl.federation.secure.stages import check_threshold
+
+    threshold, honest = check_threshold(sampled, config.uploads.secure_threshold), config.privacy.settings.get("honest")
+    if honest is not None and honest > threshold:
+        raise FedsslError(
+            f"privacy.honest: {honest} clients, but a sum may have no more than {threshold} "
+            "(aggregation.secure_threshold)"
+        )

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedssl.core.registry import Registry
 from fedssl.core.settings import ClientName, Count, NonNegative, Positive, settings_of
 from fedssl.data import DATASETS
 from fedssl.data.augmentation.views import RECIPES
 from fedssl.data.holdout import choose_labelled
-from fedssl.data.own.layouts import Place
+from fedssl.data.own.layouts import absolute
 from fedssl.data.partition import PARTITIONS
 from fedssl.federation.checkpoint import LEAST_KEPT
 from fedssl.federation.local_training import LocalTraining
@@ -22,6 +22,7 @@ from fedssl.federation.model_communication import UPDATE_RULES, BatchNormSharing
 from fedssl.federation.privacy.mechanism import PRIVACY
 from fedssl.federation.wire import WireDtype
 from fedssl.methods import METHODS
+from fedssl.networks.libraries import is_published
 
 Raw = dict[str, Any]
 
@@ -63,7 +64,10 @@ class ClientSampling(BaseModel):
 
 
 class Network(BaseModel):
-    """The backbone, one of these or your own by "package.module:factory", and the heads that stand on it."""
+    """The backbone, one of these or your own by "package.module:factory", and the heads that stand on it.
+
+    `pretrained`, a weight file, or true where timm or torchvision can fetch weights, is short for init.encoder.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     name: str = "resnet18"
@@ -75,9 +79,12 @@ class Init(BaseModel):
     """The weights with which the backbone starts; heads always start at random."""
 
     model_config = STRICT
-    encoder: Place = Field("", description="a .safetensors file, a run folder or an export; default: at random")
+    encoder: Annotated[str, AfterValidator(lambda text: text if is_published(text) else absolute(text))] = Field(
+        "", description="a .safetensors file, a run folder, an export, or timm:NAME to fetch; default: at random"
+    )
     skip: list[str] = Field([], description="modules that start at random all the same, such as conv1")
     sha256: str = Field("", description="of the file; a run fills it in and refuses another file ever after")
+    required: bool = Field(False, description="refuse to start at random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,11 @@ class Uploads:
     upload: Literal["online", "target"] = "online"
     batchnorm: BatchNormSharing = "average"  # local-*: what of BatchNorm stays at the client
     wire_dtype: WireDtype = "fp32"  # numbers that travel, both ways; bf16: half the bytes, int8: about a quarter
+    secure: bool = False  # uploads are masked: the server learns their sum, and of no single client anything
+    secure_threshold: Count | None = None  # clients that a secure sum needs; default: more than two thirds of a round
+    secure_max_examples: Count | None = None  # no client has more images; default: those of the largest, if known here
+    secure_limit: Positive = 8.0  # the largest change of a weight in a round; a client refuses to send more
+    secure_statistics_limit: Positive = 1024.0  # the same of BatchNorm statistics
 
 
 class Evaluation(BaseModel):
@@ -97,6 +109,7 @@ class Evaluation(BaseModel):
     features: Literal["backbone", "projection"] = "backbone"
     linear_probe: bool = Field(False, description="also fit a linear layer for the first and the last encoder")
     linear_epochs: Count = 200
+    clients: bool = Field(False, description="also every client's own encoder after the last round, by kNN")
 
 
 class Failures(BaseModel):

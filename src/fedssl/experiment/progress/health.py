@@ -7,6 +7,7 @@ from fedssl.experiment.observers import Observer, Start
 from fedssl.methods.collapse import COLLAPSED_BELOW
 
 DEAF_ROUNDS = 5
+EVERYBODY = -1
 
 
 class RunWarnings(Observer):
@@ -46,6 +47,11 @@ class RunWarnings(Observer):
                     f"{self._title(number)}: its features collapsed in round {record['round']} "
                     f"(feature_std {client['feature_std']:.3f}): all images look alike to the encoder"
                 )
+        if record.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", EVERYBODY):
+            texts.append(
+                f"the clients' features collapsed in round {record['round']} (feature_std {record['feature_std']:.3f} "
+                "on average; secure sums do not say whose): all images look alike to the encoder"
+            )
         return texts
 
     def _first(self, kind: str, client: int) -> bool:

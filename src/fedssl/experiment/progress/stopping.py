@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import stat
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from fedssl.experiment.progress.views import View
@@ -41,9 +41,7 @@ class StopRequest:
         self._before = {number: signal.signal(number, self._received) for number in stop_signals()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

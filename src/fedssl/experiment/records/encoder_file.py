@@ -88,6 +88,7 @@ def load_encoder_file(place: str | Path, allow_code: AllowCode = ()) -> tuple[Fe
         raise FedsslError(
             f"{file.path}: not an encoder written by fedssl: it does not say to which network it belongs"
         ) from None
-    backbone = find_backbone(network.pop("name"), allow_code, str(file.path))(channels, **network)
+    make = find_backbone(network.pop("name"), allow_code, str(file.path), tuple(image_size))
+    backbone = make(channels, **network)
     load_backbone(backbone, file)
     return FeatureExtractor(backbone, size, (channels, *image_size)).eval(), file.about

@@ -39,6 +39,7 @@ class RunFolder:
         self.encoder, self.partition, self.noise_key = path / ENCODER, path / "partition.json", path / "noise.key"
         self.clients, self.checkpoints, self.flower = path / "clients", path / "checkpoints", path / FLOWER
         self.base_encoder, self.features = path / "base-encoder", path / "features"
+        self.secure = path / "secure.json"  # what the server must remember of secure sums; nothing secret
         self._grown: dict[str, GrowingFile] = {}
 
     @classmethod

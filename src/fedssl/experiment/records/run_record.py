@@ -105,10 +105,14 @@ class RunRecord:
         """As the run wrote it, or of older and interrupted runs from the two accuracies; None: one is not known."""
         known = self.summary.get("gain", {}).get(measure)
         if known:
-            parts = {"baseline": Best(**known["baseline"]), "trained": Best(**known["trained"])}
-            return Gain(**{**known, **parts, "interval": tuple(known["interval"])})
+            return _gain(known)
         baseline, trained = self.initial_best(measure), self.trained_best(measure)
         return Gain.unpaired(baseline, trained, self._test_images()) if baseline and trained else None
+
+    def client_gains(self, measure: str) -> dict[int, Gain]:
+        """The same of every client's own encoder, where the run evaluated them."""
+        known = self.summary.get("clients", {})
+        return {int(client): _gain(gains[measure]) for client, gains in known.items() if measure in gains}
 
     def _test_images(self) -> int | None:
         """How many test images the accuracies were counted over; older runs know it only if they were evaluated."""
@@ -233,3 +237,8 @@ def _name(config: Table, table: str) -> str:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _gain(known: Table) -> Gain:
+    parts = {"baseline": Best(**known["baseline"]), "trained": Best(**known["trained"])}
+    return Gain(**{**known, **parts, "interval": tuple(known["interval"])})

@@ -30,9 +30,12 @@ class Totals(Observer):
             self._core_seconds[name] += seconds
         if not record["clients"]:
             return  # round 0
+        mus = [client["mu"] for client in record["clients"] if "mu" in client]
+        if not mus and record.get("mu") is not None:  # of a secure sum the mean is all that is known
+            mus = [record["mu"]] * len(record["clients"])
+        for mu in mus:
+            self._mu, self._mus = self._mu + mu, self._mus + 1
         for client in record["clients"]:
-            if "mu" in client:
-                self._mu, self._mus = self._mu + client["mu"], self._mus + 1
             for name in self._bytes:
                 self._bytes[name] += client[name]
         self._ema, self._rounds = self._ema + record["ema_share"], self._rounds + 1

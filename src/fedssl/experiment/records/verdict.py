@@ -21,6 +21,12 @@ OF_ITS_START: dict[Word, str] = {
     "worse": "worse than its start",
     "not known": "not known",
 }
+CONTINUED: dict[Word, str] = {
+    "better": "improves",
+    "same": "keeps what it knew",
+    "worse": "forgets",
+    "not known": "not known",
+}
 FEW_STEPS = 500  # of a client over the whole run
 WIDE = 0.05  # half an interval: gains below it cannot be seen
 
@@ -46,6 +52,18 @@ def verdict(record: RunRecord) -> Verdict | None:
         if number == 0 or _word(gain) != main
     ]
     return Verdict(phrases[main], "; ".join(reasons))
+
+
+def continued(record: RunRecord) -> Verdict | None:
+    """By kNN, of a run that started from weights in a file: does it improve on them or forget, also at its clients?"""
+    gain, clients = record.gain("knn"), record.client_gains("knn")
+    if gain is None or not record.own_start:
+        return None
+    forgetful = [client for client, one in clients.items() if _word(one) == "worse"]
+    word = CONTINUED[_word(gain)] + (f", forgets at {len(forgetful)} of {len(clients)} clients" if forgetful else "")
+    each = ", ".join(f"{record.client(client)} {points(one)}" for client, one in clients.items())
+    because = f"kNN accuracy {best_text(gain.trained)}, {against_start(gain, record)}"
+    return Verdict(word, f"{because}; the clients' own encoders: {each}" if each else because)
 
 
 def _gains(record: RunRecord) -> list[tuple[str, Gain]]:
@@ -116,7 +134,7 @@ def _collapse(record: RunRecord) -> list[str]:
     from fedssl.methods.collapse import COLLAPSED_BELOW  # needs torch, which a list of runs does without
 
     last = record.trained[-1]["clients"] if record.trained else []
-    if not any(client.get("feature_std", 1.0) < COLLAPSED_BELOW for client in last):
+    if not any(one.get("feature_std", 1.0) < COLLAPSED_BELOW for one in (*last, *record.trained[-1:])):
         return []
     return [
         "a lower local_training.lr, or another method (method.name=simclr): features collapsed, all images look alike"
@@ -129,7 +147,7 @@ def _few_steps(record: RunRecord) -> list[str]:
     epochs, batch_size = training.get("epochs", 1), training.get("batch_size", 1)
     for one in record.trained:
         for client in one["clients"]:
-            steps = epochs * max(client["n"] // batch_size, 1)
+            steps = epochs * max(client.get("n", one.get("n", 0) // len(one["clients"])) // batch_size, 1)
             taken[client["client"]] = taken.get(client["client"], 0) + steps
     typical = round(statistics.median(taken.values())) if taken else FEW_STEPS
     if typical >= FEW_STEPS:

@@ -5,20 +5,15 @@ on disk until the server reads it. What goes through the pipes is small: numbers
 """
 
 import contextlib
-import ctypes
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from safetensors.torch import load, save, save_file
@@ -29,6 +24,7 @@ from fedssl.core.sealed import read_tensors
 from fedssl.federation.client import Client, attempt
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import Failure, GlobalWeights, StepWatcher, TrainResult, TrainTask
+from fedssl.federation.worker_processes import die_with_the_parent, worker_context
 
 ClientSide = Callable[[int], tuple[Client, ClientStore]]
 """Makes the client's side of a run in a worker, given the worker's number; must survive pickling."""
@@ -76,9 +72,7 @@ class ProcessEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: object) -> None:
         for worker in self._workers:
             _end(worker)
         self._workers = []
@@ -173,15 +167,6 @@ class ProcessEngine:
         return Failure(task.client_id, task.round_number, code, detail)
 
 
-def worker_context() -> ForkServerContext | SpawnContext:
-    """How workers come to life: on Linux from a server that has imported what they need and done nothing else."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedssl.federation.client", "torch._dynamo"])  # torch wants it at the first step
-    return context
-
-
 def _end(worker: _Worker) -> None:
     worker.connection.close()
     worker.process.terminate()
@@ -218,10 +203,3 @@ def _packed(reply: TrainResult | Failure) -> tuple[TrainResult | Failure, bytes]
     if isinstance(reply, TrainResult) and reply.payload:
         return replace(reply, payload={}), save(reply.payload)
     return reply, b""
-
-
-def die_with_the_parent(how: int = signal.SIGKILL) -> None:
-    """On Linux, if the process that made it dies; in any case a worker ends at its next step, when the pipe breaks."""
-    if sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, how)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.sealed import under
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
 
@@ -22,6 +23,7 @@ class Aggregator(ABC):
     `result.weights` may be read from disk each time it is asked for: an aggregator asks as seldom as it can.
     """
 
+    needs_single_uploads: ClassVar[bool] = True  # False: the sum of n_k · W_k is enough, as secure aggregation gives it
     bounded: ClassVar[bool] = False  # True: a mean, in which privacy can bound what one client does to the result
 
     def __call__(self, results: Sequence[TrainResult], previous: GlobalWeights) -> GlobalWeights:
@@ -69,10 +71,9 @@ def joined(weights: GlobalWeights) -> Weights:
 
 
 def parted(joined: Weights) -> GlobalWeights:
+    """Encoder and predictor again, from the set that `joined` made of them."""
+
     def part(prefix: str) -> Weights:
-        return Weights(
-            {n.removeprefix(prefix): tensor for n, tensor in joined.parameters.items() if n.startswith(prefix)},
-            {n.removeprefix(prefix): tensor for n, tensor in joined.buffers.items() if n.startswith(prefix)},
-        )
+        return Weights(under(prefix, joined.parameters), under(prefix, joined.buffers))
 
     return GlobalWeights(encoder=part("encoder."), predictor=part("predictor."))

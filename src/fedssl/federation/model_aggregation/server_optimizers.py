@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class ServerOptimizer(Aggregator):
 
     Reads every upload once and holds one at a time, and what is remembered.
     """
+
+    needs_single_uploads: ClassVar[bool] = False
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
         """As in a first round, when nothing is remembered."""

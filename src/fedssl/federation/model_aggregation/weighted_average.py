@@ -16,6 +16,7 @@ class WeightedAverage(Aggregator):
     Reads every upload once and holds one at a time.
     """
 
+    needs_single_uploads: ClassVar[bool] = False
     bounded: ClassVar[bool] = True
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002

@@ -32,10 +32,13 @@ def epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
 
 def privacy_text(about: dict[str, Any]) -> str:
     value = "infinite (no noise)" if about["epsilon"] is None else f"{about['epsilon']:.3g}"
+    assumed = ""
+    if "honest" in about:
+        assumed = f"; assumes that {about['honest']} of the {about['clients']} clients of every sum add their noise"
     return (
         f"client-level differential privacy after {about['rounds']} rounds: epsilon {value} at delta "
         f"{about['delta']:g}, for a client asked in {about['releases']} of them (clip_norm {about['clip_norm']:g}, "
-        f"noise_multiplier {about['noise_multiplier']:g}, {about['placement']} noise)"
+        f"noise_multiplier {about['noise_multiplier']:g}, {about['placement']} noise{assumed})"
     )
 
 
@@ -50,5 +53,10 @@ def cautions(about: dict[str, Any]) -> list[str]:
         texts.append(
             "epsilon is about the global weights; what the record says of single clients (loss, n, divergence) is "
             "exact: keep the run folder at the server"
+        )
+    if about["placement"] == "distributed":
+        texts.append(
+            "epsilon is about what the server and the readers of the model learn; it counts on the clients named "
+            "honest: a client that colludes with the server adds no noise (privacy.honest)"
         )
     return texts

@@ -6,7 +6,7 @@ import os
 import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedssl.core.errors import DamagedError
 from fedssl.core.files import replacing
@@ -15,20 +15,29 @@ from fedssl.federation.privacy.accounting import epsilon, most_participations
 from fedssl.federation.privacy.mechanism import KEY_BYTES, ClientDP, PrivateAverage
 from fedssl.federation.rounds import Server
 
+if TYPE_CHECKING:
+    from fedssl.federation.secure.terms import Terms
+
 PRINT = "noise_key"
 REMEDY = "put back a copy of it, or start anew with --fresh"
 
 
-def spent(privacy: ClientDP | None, server: Server, rounds: int) -> dict[str, Any]:
-    """After so many rounds; empty where no privacy is promised. An epsilon of None is infinite."""
+def spent(privacy: ClientDP | None, server: Server, rounds: int, terms: "Terms | None" = None) -> dict[str, Any]:
+    """After so many rounds; empty where no privacy is promised. An epsilon of None is infinite.
+
+    `terms` of secure sums: of the noise that all clients of a round add, only that of the honest ones counts.
+    """
     if privacy is None:
         return {}
+    crowd = {"honest": privacy.honest or terms.threshold, "clients": terms.clients} if terms else {}
+    share = crowd["honest"] / crowd["clients"] if crowd else 1.0
     releases = most_participations(server.num_clients, server.clients_per_round, server.seed, rounds)
-    value = epsilon(privacy.noise_multiplier, releases, privacy.delta)
+    value = epsilon(privacy.noise_multiplier * math.sqrt(share), releases, privacy.delta)
+    about = asdict(privacy) | crowd
     return {
         "unit": "client",
         "epsilon": value if math.isfinite(value) else None,
-        **asdict(privacy),
+        **{name: setting for name, setting in about.items() if setting is not None},
         "rounds": rounds,
         "releases": releases,
         "accounting": "Gaussian, over the rounds of the client asked most often; no amplification by sampling",

@@ -16,7 +16,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from fedssl.core.registry import Registry
-from fedssl.core.settings import NonNegative, Positive
+from fedssl.core.settings import Count, NonNegative, Positive
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import GlobalWeights, TrainResult
 from fedssl.federation.model_aggregation.base import Aggregator, joined, parted
@@ -33,25 +33,32 @@ class ClientDP:
     """Updates of length clip_norm at most, noise of standard deviation noise_multiplier · clip_norm, equal weights.
 
     placement "central": on the sum, by a server that is trusted with single updates; "local": on every upload, before
-    it leaves. noise_seed "run" repeats a run bit for bit and hides nothing from those who know the seed.
+    it leaves; "distributed": on every upload a share, so that the sum has the noise of "central" though nobody is
+    trusted (needs aggregation.secure). `honest`: clients of a sum that are counted on to add theirs. noise_seed "run"
+    repeats a run bit for bit and hides nothing from those who know the seed.
     """
 
     clip_norm: Positive
     noise_multiplier: NonNegative
     delta: Delta = 1e-5
-    placement: Literal["central", "local"] = "central"
+    placement: Literal["central", "local", "distributed"] = "central"
     noise_seed: Literal["secret", "run"] = "secret"
+    honest: Count | None = None  # of "distributed"; default: as many as a sum has at least
 
     def round_key(self, key: bytes, round_number: int) -> bytes:
         """Another in every round: the same update twice gets other noise; a key that is no secret stays as it is."""
         return key if self.noise_seed == "run" else hashlib.sha256(key + f" round {round_number}".encode()).digest()
 
-    def protect(self, sent: GlobalWeights, received: GlobalWeights, key: bytes) -> GlobalWeights:
-        """Client side: what may leave; buffers that would travel are sent back as they came."""
+    def deviation(self, clients: int) -> float:
+        """Of the noise that one of so many clients adds; of "distributed" their squares add up to that of "central"."""
+        shares = {"central": 0.0, "local": 1.0, "distributed": 1 / math.sqrt(clients)}
+        return self.noise_multiplier * self.clip_norm * shares[self.placement]
+
+    def protect(self, sent: GlobalWeights, received: GlobalWeights, key: bytes, clients: int = 1) -> GlobalWeights:
+        """Client side, of so many: what may leave; buffers that would travel are sent back as they came."""
         trained, origin = joined(sent), joined(received)
         update = _clipped(trained, origin, self.clip_norm)
-        if self.placement == "local":
-            add_noise(update, self.noise_multiplier * self.clip_norm, key)
+        add_noise(update, self.deviation(clients), key)
         moved = {name: origin.parameters[name] + step for name, step in update.items()}
         return parted(Weights(moved, {name: tensor.clone() for name, tensor in origin.buffers.items()}))
 

@@ -145,8 +145,11 @@ def _in_steps(layout: Layout, entry: Entry, values: Exact) -> Vector:
     return np.rint(values / layout.step(entry)).astype(np.int32).view(np.uint32)
 
 
-def decode(layout: Layout, vector: Vector, origin: Weights) -> Total:
-    """W_g + n_max · sum / n from the sum of all vectors; integer counters stay as they are in `origin`."""
+def decode(layout: Layout, vector: Vector, origin: Weights, divisor: int | None = None) -> Total:
+    """W_g + n_max · sum / n from the sum of all vectors; integer counters stay as they are in `origin`.
+
+    `divisor`: divides instead of n.
+    """
     if vector.size != layout.length:
         raise FedsslError(f"secure aggregation: a sum of {vector.size} values, expected {layout.length}")
     tensors, others = layout.parts(vector)
@@ -160,7 +163,7 @@ def decode(layout: Layout, vector: Vector, origin: Weights) -> Total:
         if name not in by_name:
             return tensor.clone()
         part, step = by_name[name]
-        return _moved(tensor, part, step * layout.most_examples / examples)
+        return _moved(tensor, part, step * layout.most_examples / (divisor or examples))
 
     return Total(origin.map(moved), examples, sums)
 

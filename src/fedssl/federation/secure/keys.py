@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -17,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
@@ -24,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import replacing
+from fedssl.core.settings import check_client_name
 from fedssl.federation.messages import ClientError
 
 SECRET_BYTES = 32  # of every seed and key here
@@ -61,43 +65,82 @@ class Identity:
             raise FedsslError(f"{path}: no P-384 key: make one with `fedssl certificates node {name}`")
         return cls(name, key)
 
+    def write(self, path: Path) -> None:
+        """For `read`; for its owner alone."""
+        write_secret(path, self.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+
     def sign(self, statement: bytes) -> bytes:
         return self.key.sign(statement, _SIGNED_WITH)
 
 
-def read_roster(folder: Path, names: Sequence[str]) -> dict[str, ec.EllipticCurvePublicKey]:
-    """NAME.pub of every site; refuses a name that comes twice and one key under two names."""
-    for name in names:
-        if list(names).count(name) > 1:
-            raise FedsslError(f"{folder}: site {name} is in the list twice: every site has a name of its own")
-    roster = {name: _public_key(folder / f"{name}.pub") for name in names}
+def read_roster(*files: Path) -> dict[str, ec.EllipticCurvePublicKey]:
+    """The sites' public node keys by name: lines as in their .pub files, in one file or several."""
+    return roster_from([(str(path), line) for path in files for line in _lines(path)])
+
+
+def roster_from(lines: Sequence[tuple[str, str]]) -> dict[str, ec.EllipticCurvePublicKey]:
+    """The same from (where it stands, line)."""
+    roster: dict[str, ec.EllipticCurvePublicKey] = {}
     owners: dict[bytes, str] = {}
-    for name, key in roster.items():
-        other = owners.setdefault(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint), name)
+    for path, line in lines:
+        name, key = _named_key(path, line.strip())
+        if name in roster:
+            raise FedsslError(f"{path}: site {name} is in the roster twice: every site has a name of its own")
+        other = owners.setdefault(_point(key), name)
         if other != name:
-            raise FedsslError(f"{folder}: sites {other} and {name} have the same key: ask them for their own")
+            raise FedsslError(f"{path}: sites {other} and {name} have the same key: ask them for their own")
+        roster[name] = key
     return roster
 
 
-def _public_key(path: Path) -> ec.EllipticCurvePublicKey:
+def _lines(path: Path) -> list[str]:
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm):
-        raise FedsslError(f"{path}: no public key of a node: ask that site for its .pub file") from None
+        found = [line.strip() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        found = []
+    if not found:
+        raise FedsslError(f"{path}: no public key of a node: ask that site for its .pub file")
+    return found
+
+
+def _named_key(path: str, line: str) -> tuple[str, ec.EllipticCurvePublicKey]:
+    name = line.split()[-1]
+    check_client_name(name, f"{path}: the name after a key")
+    try:
+        key = load_ssh_public_key(line.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        raise FedsslError(f"{path}: site {name}: no public key of a node: ask that site for its .pub file") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise FedsslError(f"{path}: no P-384 key: ask that site for its .pub file")
-    return key
+        raise FedsslError(f"{path}: site {name}: no P-384 key: ask that site for its .pub file")
+    return name, key
+
+
+def _point(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def roster_text(roster: Roster) -> str:
+    """The roster as a file, in the order of names: one line per site, which is what its .pub file says."""
+    lines = {name: key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for name, key in roster.items()}
+    return "".join(f"{line.decode()} {name}\n" for name, line in sorted(lines.items()))
+
+
+def fingerprint(roster: Roster) -> str:
+    """Ten groups of four digits to read out on the phone: equal for equal rosters, for no others."""
+    about = [part for name, key in sorted(roster.items()) for part in (name, _point(key).hex())]
+    digest = sha256(context("roster", *about)).hexdigest()
+    return " ".join(digest[at : at + 4] for at in range(0, 40, 4))
 
 
 def verify(roster: Roster, name: str, signature: bytes, statement: bytes) -> None:
     """Refuses what the named site did not sign."""
     if name not in roster:
-        raise ClientError("refused", f"site {name}: its public key is not here: get its .pub file from that site")
+        raise ClientError("untrusted", f"site {name}: its public key is not here: get its .pub file from that site")
     try:
         roster[name].verify(signature, statement, _SIGNED_WITH)
     except InvalidSignature:
         raise ClientError(
-            "refused", f"site {name}: its signature does not verify: its .pub file is another one, or the server lies"
+            "untrusted", f"site {name}: its signature does not verify: its .pub file is another one, or the server lies"
         ) from None
 
 

@@ -41,6 +41,8 @@ from fedssl.federation.secure.stages import (
     KeyAdvert,
     MaskedUpload,
     Name,
+    Names,
+    Number,
     Pair,
     RoundCall,
     RoundKey,
@@ -53,6 +55,8 @@ from fedssl.federation.secure.stages import (
     advert_statement,
     round_statement,
 )
+
+REMEMBERED = 64  # rounds: more than any server keeps checkpoints
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -70,6 +74,14 @@ class RoundSecret:
 
 
 @dataclass(frozen=True, config=CHECKED)
+class Opened:
+    """A round for which a site gave its shares: the sum over these sites is known."""
+
+    round_number: Number
+    survivors: Names
+
+
+@dataclass(frozen=True, config=CHECKED)
 class RunRecord:
     """All that a site must remember of a run; secret, for its own disk alone."""
 
@@ -77,6 +89,7 @@ class RunRecord:
     share_key: Key = field(repr=False)  # private
     adverts: dict[Name, KeyAdvert] = field(default_factory=dict)
     secret: RoundSecret | None = None
+    opened: tuple[Opened, ...] = ()  # the newest, in the order of their rounds
 
 
 def new_record(run: str) -> RunRecord:
@@ -139,12 +152,23 @@ class Member:
         for name in call.names:
             if self._share_key(name) is None:
                 _refuse(f"site {name}: it has no key in this run: the keys of all sites are exchanged before a round")
+        self._check_opened(call.session, call.names)
         sites, needed = len(call.names), max(self.least, len(call.names) // 2 + 1)
         if not needed <= call.threshold <= sites:
             _refuse(
                 f"{call.session}: {sites} sites with a threshold of {call.threshold}: site {self.name} takes part in "
                 f"sums of {needed} sites or more"
             )
+
+    def _check_opened(self, session: Session, names: Sequence[str]) -> None:
+        """A round is opened for one set of sites only: the difference of two such sums would be a site's own vector."""
+        opened, round_number = self.record.opened, session.round_number
+        if len(opened) == REMEMBERED and round_number < opened[0].round_number:
+            _refuse(f"{session}: is too long ago for site {self.name} to know for whom it was opened")
+        for one in opened:
+            if one.round_number == round_number and set(one.survivors) != set(names):
+                changed = min(set(one.survivors) ^ set(names))
+                _refuse(f"site {changed}: round {round_number} was opened before, {session} is about other sites")
 
     def _new_secret(self, call: RoundCall) -> RoundSecret:
         seed, private = secrets.token_bytes(SECRET_BYTES), new_private_key()
@@ -224,6 +248,7 @@ class Member:
                 f"{call.session}: {len(survivors)} of {len(members)} sites are said to be left, the threshold is "
                 f"{secret.call.threshold}"
             )
+        self._check_opened(call.session, survivors)
         if secret.survivors not in ((), tuple(survivors)):
             changed = sorted(set(secret.survivors) ^ set(survivors))
             _refuse(f"site {changed[0]}: delivered and dropped out in {call.session}, by what the server says")
@@ -243,12 +268,18 @@ class Member:
         self._check_agreements(secret, call, members)
         shares = {one.key.name: self._opened(secret.call, one) for one in self._delivered(secret)}
         shares[self.name] = secret.own_share
+        self._remember_opened(Opened(call.session.round_number, tuple(survivors)))
         return Unmasking(
             call.session,
             self.name,
             {name: shares[name][:SECRET_BYTES] for name in survivors},
             {name: shares[name][SECRET_BYTES:] for name in call.dropped},
         )
+
+    def _remember_opened(self, new: Opened) -> None:
+        others = (one for one in self.record.opened if one.round_number != new.round_number)
+        kept = sorted((*others, new), key=lambda one: one.round_number)[-REMEMBERED:]
+        self.record = replace(self.record, opened=tuple(kept))
 
     def _check_agreements(self, secret: RoundSecret, call: UnmaskCall, members: list[str]) -> None:
         statement = secret.call.survivors(members, list(secret.survivors))

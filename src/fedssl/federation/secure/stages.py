@@ -1,6 +1,6 @@
 """What sites and server say to each other at each stage; whatever arrives is checked before it is looked at.
 
-Once a run:  KeyAdvert up, all of them down.
+Once a run:  KeyCall down, KeyAdvert up; Peers down.
 Each round:  RoundCall down, RoundShares up; Delivery down, MaskedUpload up; SurvivorCall down, Agreement up;
              UnmaskCall down, Unmasking up.
 
@@ -37,6 +37,13 @@ CHECKED = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="ba
 
 
 @dataclass(frozen=True, config=CHECKED)
+class KeyCall:
+    """Down, once a run: asks for a site's key."""
+
+    run: RunId
+
+
+@dataclass(frozen=True, config=CHECKED)
 class KeyAdvert:
     """Up and down, once a run: the X25519 key with which shares are sealed for a site, signed by its node key."""
 
@@ -51,6 +58,13 @@ class KeyAdvert:
 
 def advert_statement(run: str, name: str, share_key: bytes) -> bytes:
     return context("share key", run, name, share_key.hex())
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Peers:
+    """Down: the keys of all sites that may be in a sum with this one."""
+
+    adverts: Annotated[tuple[KeyAdvert, ...], Len(1, MOST_SITES)]
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -222,6 +236,20 @@ def from_bytes(kind: type[Message], content: bytes) -> Message:
         raise _unreadable(kind, error) from None
 
 
+def spoken(message: object) -> bytes:
+    """A message of a stage with its kind, as a task or its answer carries it."""
+    return type(message).__name__.encode() + b" " + to_bytes(message)
+
+
+def heard(content: bytes, *kinds: type[Any]) -> Any:
+    """The message, if it is one of these kinds."""
+    name, _, rest = content.partition(b" ")
+    kind = {one.__name__.encode(): one for one in kinds}.get(name)
+    if kind is None:
+        raise FedsslError(f"secure aggregation: no message of this stage: expected {kinds[0].__name__}")
+    return from_bytes(kind, rest)
+
+
 def _unreadable(kind: type[Any], error: ValidationError) -> FedsslError:
     """Names the field; what arrived instead is not repeated, it may be a secret or very long."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -232,6 +260,18 @@ def _unreadable(kind: type[Any], error: ValidationError) -> FedsslError:
 def usual_threshold(sites: int) -> int:
     """More than two thirds: then a server that lies, with fewer than a third of the sites, gets nothing out of it."""
     return 2 * sites // 3 + 1
+
+
+def check_threshold(sites: int, threshold: int | None = None) -> int:
+    """The threshold of a round of so many, the usual one unless it is given; refuses one in which nobody can hide."""
+    if sites < 2:
+        raise FedsslError(f"aggregation.secure: {sites} client a round: its sum is that client's own: take 2 or more")
+    needed = usual_threshold(sites) if threshold is None else threshold
+    if not sites // 2 < needed <= sites:
+        raise FedsslError(
+            f"aggregation.secure_threshold: {needed} of {sites} clients a round: give {sites // 2 + 1} to {sites}"
+        )
+    return needed
 
 
 def tolerated(sites: int, threshold: int) -> int:

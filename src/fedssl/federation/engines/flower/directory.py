@@ -9,11 +9,7 @@ from typing import Protocol
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import Message
-from fedssl.federation.engines.flower.messages import (
-    WHO,
-    facts_of,
-    record,
-)
+from fedssl.federation.engines.flower.messages import WHO, facts_of, record
 from fedssl.federation.validation import MOST_NAME
 
 MOST_STRANGERS = 100  # of whom it is said that they are none of ours

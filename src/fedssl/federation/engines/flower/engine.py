@@ -16,13 +16,7 @@ from fedssl.core.files import UNFINISHED
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
 from fedssl.federation.engines.flower.directory import Directory, Grid, Seat, UnreadableError, pulled
-from fedssl.federation.engines.flower.messages import (
-    TRAIN,
-    Facts,
-    pack_task,
-    pack_tensors,
-    unpack_reply,
-)
+from fedssl.federation.engines.flower.messages import TRAIN, Facts, pack_task, pack_tensors, unpack_reply
 from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
 
 UPLOADS = "uploads"
@@ -133,7 +127,7 @@ class FlowerEngine:
         keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
         keep.parent.mkdir(exist_ok=True)
         try:
-            reply = unpack_reply(message, keep, one.task.global_weights.num_bytes())
+            reply = unpack_reply(message, keep, one.task.answer_bytes)
         except StorageError:
             raise
         except Exception as error:
@@ -155,7 +149,8 @@ class FlowerEngine:
     def _wait(self, pending: list[_Pending], seconds: float) -> None:
         away = [self._title(one) for one in pending if one.message is None]
         working = [self._title(one) for one in pending if one.message is not None]
-        parts = [f"for {_listed(working)} to train"] if working else []
+        doing = "answer" if any(one.task.stage for one in pending) else "train"
+        parts = [f"for {_listed(working)} to {doing}"] if working else []
         parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
         self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
         time.sleep(self.pause)

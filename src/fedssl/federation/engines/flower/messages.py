@@ -26,7 +26,15 @@ TRAIN, WHO = "train", "query"
 MOST_FACTS = 2**20  # characters: a thousand names of clients in a task's settings
 MOST_ROUNDS = 2**31  # also of clients
 RESERVED = {"client", "n", "bytes_up", "bytes_down"}  # what the server says itself
-CLIENT_CODES = ("exception", "non-finite", "timeout", "state-damaged", "disk", "refused")  # codes; the rest is ours
+CLIENT_CODES = (
+    "exception",
+    "non-finite",
+    "timeout",
+    "state-damaged",
+    "disk",
+    "refused",
+    "untrusted",
+)  # codes; the rest is ours
 Facts = dict[str, Any]
 
 
@@ -107,6 +115,7 @@ def pack_task(task: TrainTask, tensors: ArrayRecord, about: Facts) -> RecordDict
         "accepted": task.accepted_round,
         "note": task.note,
         "about": about,
+        **({"stage": task.stage.decode()} if task.stage else {}),
     }
     return record(facts, tensors)
 
@@ -116,8 +125,9 @@ def unpack_task(message: Message) -> Order:
     weights, payload = unpack_tensors(buffer_of(message))
     try:
         note = numbers(facts["note"])
-        task = TrainTask(facts["client"], facts["round"], facts["accepted"], weights, note=note, payload=payload)
-        return Order(task, dict(facts["about"]))
+        about, stage = dict(facts["about"]), str(facts.get("stage", "")).encode()
+        where = (facts["client"], facts["round"], facts["accepted"])
+        return Order(TrainTask(*where, weights, note=note, payload=payload, stage=stage), about)
     except (KeyError, TypeError, ValueError) as error:
         raise FedsslError(f"a task without {error}") from None
 
@@ -131,6 +141,7 @@ def pack_reply(reply: TrainResult | Failure) -> RecordDict:
     if isinstance(reply, Failure):
         return record(facts | {"code": reply.code})
     facts |= {"num_examples": reply.num_examples, "scalars": reply.scalars, "profile": reply.profile}
+    facts |= {"stage": reply.stage.decode()} if reply.stage else {}
     return record(facts, pack_tensors(reply.weights, reply.payload))
 
 
@@ -166,4 +177,5 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
         scalars=scalars,
         payload=payload,
         profile=profile,
+        stage=str(facts.get("stage", "")).encode(),
     )

@@ -1,0 +1,221 @@
+"""timm: and torchvision: names. The libraries are absent from make test: a stand-in shows who may name what."""
+
+import sys
+import types
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedssl.core.errors import FedsslError
+from fedssl.core.registry import Typed
+from fedssl.deployment.site_run import checked_settings
+from fedssl.experiment.build.networks import build_method
+from fedssl.experiment.config.layers import load_config, load_raw, typed_config
+from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone
+from fedssl.networks.libraries import input_settings, origin_of
+from tests.helpers.small import TINY
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
+OWN = {name: value for name, value in TINY.items() if name != "network.width"}
+
+
+class Tiny(nn.Module):
+    """What the stand-in's create_model makes: one vector for each image, sized by its arguments."""
+
+    def __init__(self, in_chans, patch_size=4):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, 5, patch_size, patch_size)
+
+    def forward(self, images):
+        return self.conv1(images).mean(dim=(2, 3))
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """A stand-in with timm's interface, and a list of what create_model was called with."""
+    calls = []
+
+    def create_model(name, pretrained=False, num_classes=1000, in_chans=3, **others):
+        calls.append({"name": name, "pretrained": pretrained, "num_classes": num_classes, **others})
+        if "img_size" in others and others.pop("img_size")[0] < 8:
+            raise ValueError("too small\nfor this network")
+        return Tiny(in_chans, **others)
+
+    about = {
+        "mean": MEAN,
+        "std": STD,
+        "input_size": (3, 224, 224),
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+    }
+    module = types.ModuleType("timm")
+    module.__file__ = "timm.py"
+    module.calls, module.create_model = calls, create_model
+    module.list_models = lambda pretrained=False: ["resnet18", "resnet34", "vit_tiny_patch16_224"]
+    module.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: about)
+    monkeypatch.setitem(sys.modules, "timm", module)
+    return module
+
+
+def test_a_network_by_its_name_without_download_and_without_head(timm):
+    network = find_backbone("timm:resnet18", image_size=(16, 16))(3, patch_size=2)
+    assert timm.calls == [
+        {"name": "resnet18", "pretrained": False, "num_classes": 0, "img_size": [16, 16], "patch_size": 2}
+    ]
+    assert feature_size(network, 3, (16, 16)) == 5
+    origin = origin_of(network)
+    assert (origin.library, origin.model) == ("timm", "resnet18")
+    assert origin.published_input == {"size": [224, 224], "interpolation": "bicubic"}
+
+
+def test_images_from_0_to_1_are_normalised_by_the_network_itself(timm):
+    network = find_backbone("timm:resnet18", image_size=(16, 16))(3)
+    images = torch.rand(2, 3, 16, 16)
+    by_hand = torch.stack([(images[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(network(images), network.forward(by_hand))
+    assert network.state_dict().keys() == {"conv1.weight", "conv1.bias"}, "mean and deviation are no weights"
+    assert input_settings(network) == {"mean": list(MEAN), "std": list(STD)}
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(1, [0.5]), (3, [0.4, 0.5, 0.6]), (5, [0.5] * 5)])
+def test_other_channels_take_the_average_of_the_colours(timm, channels, wanted):
+    network = find_backbone("timm:resnet18", image_size=(16, 16))(channels)
+    assert network.normalise.mean.flatten().tolist() == pytest.approx(wanted)
+    again = find_backbone("timm:resnet18", image_size=(16, 16))(channels, **input_settings(network))
+    assert torch.equal(again.normalise.mean, network.normalise.mean)
+
+
+def test_names_that_timm_does_not_have_are_answered_with_the_nearest(timm):
+    with pytest.raises(FedsslError, match=r"^network\.name: timm has no classification network 'resnet81'; near it"):
+        find_backbone("timm:resnet81", image_size=(16, 16))(3)
+
+
+def test_a_size_or_setting_that_the_network_refuses_is_one_line(timm):
+    with pytest.raises(FedsslError, match=r"^network: timm:resnet18 cannot be built for 4x4 images .*: too small$"):
+        find_backbone("timm:resnet18", image_size=(4, 4))(3)
+    with pytest.raises(FedsslError, match=r"network\.mean: 2 numbers for images of 3 channels: give 3"):
+        find_backbone("timm:resnet18", image_size=(16, 16))(3, mean=[0.1, 0.2])
+    with pytest.raises(FedsslError, match=r"network\.widht: unknown key"):
+        load_config("smoke", {**OWN, "network.name": "timm:resnet18", "network.widht": 3})
+
+
+# --- who may name code: a known library's model is data, anything else is code as ever -------------------------------
+
+
+def test_a_file_may_name_a_model_of_the_library(timm):
+    assert BACKBONES.check("timm:resnet18") == ""
+    assert find_backbone("timm:resnet18", (), "a file", (16, 16))(3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["timm:create_model", "timm.models:create_model", "timm.models.resnet:resnet18", "torchvision.models:resnet18"],
+)
+def test_a_file_may_name_no_code_of_the_library(timm, name):
+    with pytest.raises(FedsslError, match=r"it names code of package '(timm|torchvision)'"):
+        BACKBONES.find(name, (), "a file")
+    assert not timm.calls
+
+
+@pytest.mark.parametrize("name", ["hf-hub:evil/model", "local-dir:/tmp/evil", "../evil", "os:system", "", "resnet18 "])
+def test_names_that_the_library_would_open_as_files_or_addresses_reach_it_never(timm, name):
+    with pytest.raises(FedsslError, match=r"has no classification network|there is no 'timm:'"):
+        find_backbone(f"timm:{name}", image_size=(16, 16))(3)
+    assert not timm.calls
+
+
+@pytest.mark.parametrize("setting", ["checkpoint_path", "pretrained_cfg", "cache_dir", "model_name"])
+def test_only_the_settings_that_fedssl_knows_reach_the_library(timm, setting):
+    with pytest.raises(FedsslError, match=rf"network\.{setting}: unknown key"):
+        load_config("smoke", {**OWN, "network.name": "timm:resnet18", f"network.{setting}": "evil.pth"})
+
+
+def test_create_model_by_import_path_works_as_ever_where_a_person_typed_it(timm):
+    settings = {"network.name": "timm:create_model", "network.model_name": "anything", "network.pretrained": True}
+    timm.create_model = lambda model_name, pretrained: Tiny(3) if pretrained else None
+    timm.create_model.__module__ = "timm"
+    config = typed_config("smoke", OWN | settings)
+    assert config.allow_code == ("timm:create_model",)
+    assert config.network.model_extra["pretrained"] is True
+    assert isinstance(build_method(config, 3, (16, 16)).online_encoder.backbone, Tiny)
+    typed = Typed()
+    BACKBONES.find("timm:create_model", typed)
+    assert typed == ["timm:create_model"]
+
+
+# --- weights to start from --------------------------------------------------------------------------------------------
+
+
+def test_pretrained_is_short_for_init_encoder(timm, tmp_path):
+    torch.manual_seed(1)
+    tensors = {"conv1.weight": torch.rand(5, 3, 4, 4), "conv1.bias": torch.rand(5), "head.weight": torch.rand(10, 5)}
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    settings = {**OWN, "network.name": "timm:resnet18", "network.pretrained": str(tmp_path / "theirs.safetensors")}
+    config = load_config("smoke", settings)
+    assert config.init.encoder == str(tmp_path / "theirs.safetensors")
+    assert "pretrained" not in config.network.model_dump()
+    backbone = build_method(config, 3, (16, 16)).online_encoder.backbone
+    assert torch.equal(backbone.conv1.weight, tensors["conv1.weight"])
+
+
+def test_true_asks_the_library_and_says_when_it_cannot(timm):
+    config = load_config("smoke", {**OWN, "network.name": "timm:resnet18", "network.pretrained": True})
+    assert config.init.encoder == "timm:resnet18"
+    build_method(config, 3, (16, 16))
+    assert [call["pretrained"] for call in timm.calls] == [False, True]
+
+    def offline(*args, **kwargs):
+        raise OSError("no route to host")
+
+    timm.create_model = offline
+    with pytest.raises(FedsslError, match=r"^init\.encoder: timm could not fetch weights of resnet34 \(no route"):
+        build_method(load_config("smoke", {**OWN, "init.encoder": "timm:resnet34"}), 3, (16, 16))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"network.pretrained": True},
+            r"network\.pretrained: nobody publishes weights of convnet: give a \.safetensors",
+        ),
+        ({"network.pretrained": 3}, r"network\.pretrained: 3 is neither a file nor true or false"),
+        (
+            {"network.pretrained": "a", "init.encoder": "b"},
+            r"network\.pretrained: init\.encoder says .* give one of the",
+        ),
+    ],
+)
+def test_pretrained_that_makes_no_sense(settings, message):
+    with pytest.raises(FedsslError, match=message):
+        load_config("smoke", settings)
+
+
+def test_a_server_can_make_a_site_open_or_fetch_no_weights(timm):
+    """What a message says is resolved as it is: the short form is of presets, files and --set alone."""
+    raw = load_raw("sites", {"flower.clients": ["a"]})
+    hostile = raw | {"network": {"name": "timm:resnet18", "pretrained": "/etc/passwd"}}
+    with pytest.raises(FedsslError, match=r"network\.pretrained: unknown key"):
+        checked_settings(hostile)
+    given = checked_settings(raw | {"network": {"name": "timm:resnet18"}, "init": {"encoder": "timm:resnet18"}})
+    assert given.init.encoder == ""
+
+
+def test_weights_for_images_of_other_channels_are_refused_with_the_remedy(timm, tmp_path):
+    save_file({"conv1.weight": torch.rand(5, 3, 4, 4), "conv1.bias": torch.rand(5)}, tmp_path / "x.safetensors")
+    config = load_config("smoke", {**OWN, "network.name": "timm:x", "init.encoder": str(tmp_path / "x.safetensors")})
+    timm.list_models = lambda pretrained=False: ["x"]
+    with pytest.raises(FedsslError, match=r"conv1\.weight 5x3x4x4 instead of 5x1x4x4: .* set data\.channels = 3$"):
+        build_method(config, 1, (16, 16))
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_an_absent_library_is_one_line_with_the_command(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(FedsslError) as caught:
+        find_backbone(f"{library}:resnet18", image_size=(16, 16))(3)
+    wanted = f'network.name = {library}:resnet18: {library} is not installed: pip install "fedssl[{library}]"'
+    assert str(caught.value) == wanted

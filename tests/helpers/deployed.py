@@ -27,6 +27,7 @@ SETTINGS = {
     "network.head_out": 8,
     "network.stem_stride": 1,
     "local_training.batch_size": 8,
+    "local_training.lr": 0.032,
     "threads": 1,
 }
 LIMIT = 400.0

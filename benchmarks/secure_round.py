@@ -56,7 +56,7 @@ class Round:
         limits = {"limit": 8.0, "statistics_limit": 1024.0}
         self.terms: Terms = make_terms(origin, (), clients=sites, threshold=None, most_examples=1000, **limits)
         self.members, session = met(names), Session("bench", 1, 1)
-        self.call = RoundCall(session, tuple(names), usual_threshold(sites))
+        self.call = RoundCall(session, tuple(names), usual_threshold(sites), "0" * 64)
         roster = next(iter(self.members.values())).roster
         self.coordinator = Coordinator(roster, self.call, self.terms.layout.length)
         for member in self.members.values():

@@ -48,7 +48,8 @@ class SecureFederation:
             least=self.client.terms.threshold,
         )
         self.store = ClientStore(folder, secure=side)
-        sums = SecureServer(terms=self.client.terms, names=names, roster=roster, file=folder / "secure.json")
+        places = {"roster": roster, "file": folder / "secure.json"}
+        sums = SecureServer(terms=self.client.terms, names=names, common=self.client.common, **places)
         self.server = make_server(clients, rule, per_round=per_round, secure=sums, needed=self.client.needed_numbers())
         self.state = ServerState(0, self.client.initial_global_weights())
         self.disturb, self.asked = disturb, []

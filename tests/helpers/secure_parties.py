@@ -44,8 +44,8 @@ def restarted(member):
     return Member(member.identity, member.roster, record, member.least)
 
 
-def call_to(names=NAMES, threshold=3, round_number=1, attempt=1, run="run-1"):
-    return RoundCall(Session(run, round_number, attempt), tuple(names), threshold)
+def call_to(names=NAMES, threshold=3, round_number=1, attempt=1, run="run-1", common="0" * 64):
+    return RoundCall(Session(run, round_number, attempt), tuple(names), threshold, common)
 
 
 class Sum:

@@ -104,7 +104,15 @@ def secure_server(run: Running, names: list[str], roster: "Roster", id_: str = "
     terms = run.parts.client.terms
     assert terms is not None
     retries = run.config.failures.retries
-    return SecureServer(terms=terms, names=names, roster=roster, file=run.folder.secure, retries=retries, run=id_)
+    return SecureServer(
+        terms=terms,
+        names=names,
+        roster=roster,
+        file=run.folder.secure,
+        common=run.parts.client.common,
+        retries=retries,
+        run=id_,
+    )
 
 
 def _names(clients: int) -> list[str]:

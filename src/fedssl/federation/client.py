@@ -1,5 +1,6 @@
 """One client's side of a round: the same code whatever engine carries the task."""
 
+import hashlib
 import secrets
 import time
 import traceback
@@ -86,6 +87,12 @@ class Client:
         """What a task's training depends on beside the task itself, and a resumed run may have changed."""
         lr = self.training.learning_rate(task.round_number, self.rounds)
         return f"lr {lr!r} {self.training} {self.rule} seed {self.seed} of {self.rounds} rounds"
+
+    def common(self, task: TrainTask) -> str:
+        """A digest of what all clients of a round have in common: where they start from, and how they train."""
+        assert self.terms is not None
+        about = f"{task.global_weights.digest} {self.settings_for(task)} {self.terms.settings}"
+        return hashlib.sha256(about.encode()).hexdigest()
 
     @property
     def adds_noise(self) -> bool:
@@ -203,7 +210,7 @@ class Client:
             shared = self.privacy.protect(shared, task.global_weights, key, clients)
         if self.terms:  # kept here until it is masked; nothing but the sum will say n_k and the numbers
             part = self.terms.part(shared, task.global_weights, num_examples, scalars)
-            return TrainResult(task.client_id, task.round_number, part, 1)
+            return TrainResult(task.client_id, task.round_number, part, 1, stage=self.common(task).encode())
         return TrainResult(
             client_id=task.client_id,
             round_number=task.round_number,

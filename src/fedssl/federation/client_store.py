@@ -125,6 +125,8 @@ class ClientStore:
             "scalars": state.scalars,
             "result": reply,
         }
+        if result.stage:  # of a secure sum: what all of its clients must have trained
+            facts["common"] = result.stage.decode()
         sealed = seal(self.path(task.client_id, task.round_number), tensors, facts)
         self._prune(task)
         return sealed

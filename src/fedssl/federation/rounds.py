@@ -109,7 +109,7 @@ def run_round(server: Server, engine: Engine, state: ServerState) -> Round:
     results = [replace(one, upload=server.wire.open(one.upload, state.global_weights)) for one in results]
     trained, summed = time.perf_counter(), None
     if server.secure:
-        summed, results, lost = server.secure.total(engine, results, state.global_weights)
+        summed, results, lost = server.secure.total(engine, tasks[results[0].client_id], results)
         failures = [*unmet, *failures, *lost]
     new_state = accept(server, state, results, summed)
     ended = time.perf_counter()

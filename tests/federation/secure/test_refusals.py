@@ -183,6 +183,16 @@ def test_sites_that_were_told_of_different_sets_or_thresholds_do_not_go_on(names
     )
 
 
+def test_sites_that_were_told_of_different_training_do_not_go_on():
+    members = make_members()
+    members["berlin"].share(call_to())
+    others = [members[name].share(call_to(common="1" * 64)) for name in NAMES[1:]]
+    delivery = Delivery(call_to().session, tuple(Delivered(one.key, one.boxes["berlin"]) for one in others))
+    refuses(
+        members["berlin"].mask, delivery, np.zeros(50, np.uint32), about="site delft: its signature does not verify"
+    )
+
+
 def test_a_share_for_another_or_of_another_attempt_or_altered_is_refused():
     before = begun().share()
     one = Sum(before.members, before.vectors, attempt=2).share()

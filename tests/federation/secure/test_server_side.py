@@ -2,12 +2,14 @@
 
 import json
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedssl.core.errors import RoundError
+from fedssl.federation.client import attempt
 from fedssl.federation.messages import Failure, GlobalWeights
 from fedssl.federation.model_aggregation.base import joined
 from fedssl.federation.model_aggregation.weighted_average import WeightedAverage
@@ -247,6 +249,28 @@ def test_a_site_that_cannot_trust_another_stops_and_names_it(tmp_path):
     assert not [stage for stage, *_ in federation.asked if stage == "train"]
 
 
+def test_a_server_that_gives_one_site_other_weights_or_settings_gets_no_sum(tmp_path):
+    """All but one would train from weights that do not move, and the sum would be that one's update."""
+
+    def other_weights(stage, task, answer):
+        if stage == "train" and task.client_id != 2:
+            still = task.global_weights.encoder.map(lambda _, tensor: tensor * 0)
+            task = replace(task, global_weights=GlobalWeights(still, task.global_weights.predictor))
+            return [attempt(federation.client, federation.store, task)]
+        return [answer()]
+
+    federation = SecureFederation(tmp_path / "run", disturb=other_weights)
+    with pytest.raises(TooFewClientsError, match="client-00000 was given other weights or settings than the others"):
+        federation.round()
+    assert not [stage for stage, *_ in federation.asked if stage == "Delivery"]
+    other = SecureFederation(tmp_path / "other")
+    other.client.training = replace(other.client.training, lr=1e-9)  # at the sites, the server says the usual digest
+    usual = SecureFederation(tmp_path / "usual").client
+    other.server.secure.common = usual.common
+    with pytest.raises(TooFewClientsError, match="was given other weights or settings"):
+        other.round()
+
+
 def test_values_out_of_range_are_refused_by_the_client_with_the_name_of_the_tensor(tmp_path):
     federation = SecureFederation(tmp_path / "run", limit=1e-4)
     with pytest.raises(TooFewClientsError, match=r"client 0: refused .*encoder\.\S+: .* is beyond 0.0001"):
@@ -317,7 +341,6 @@ def test_a_repeated_round_has_the_noise_it_had(tmp_path):
 
 
 def test_a_stage_in_a_run_without_secure_aggregation_is_refused(tmp_path):
-    from fedssl.federation.client import attempt
     from fedssl.federation.client_store import ClientStore
     from fedssl.federation.messages import TrainTask
 

@@ -1,5 +1,6 @@
 """From settings to the parts of a run: data, partition, networks, client side and server side, checked together."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from fedssl.networks.blocks import blocks_of, first_blocks
 from fedssl.networks.libraries import origin_of
 
 ImagesOf = Callable[[int], Pixels]
+# What clients of a secure sum must have in common, beside how long and at what rate they train.
+SAME_EVERYWHERE = ("method", "network", "augmentation", "update_rule", "aggregation", "privacy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +129,10 @@ def _secure(config: Config, privacy: ClientDP | None, num_clients: int, most_ima
     from fedssl.federation.secure.terms import make_terms
 
     uploads, clients = config.uploads, config.client_sampling.clients_per_round or num_clients
+    raw = config.as_raw()
     return partial(
         make_terms,
+        settings=json.dumps({table: raw[table] for table in SAME_EVERYWHERE}, sort_keys=True),
         clients=clients,
         threshold=uploads.secure_threshold,
         most_examples=uploads.secure_max_examples or most_images or None,

@@ -62,7 +62,7 @@ class SecureClient:
         elif isinstance(said, Peers):
             member.meet(said.adverts)
         elif isinstance(said, RoundCall):
-            _check_round(said.session.round_number, task)
+            self._check_trained(store, task, said)
             answer = member.share(said)
         elif isinstance(said, Delivery):
             upload, answer = self._mask(member, store, folder, said), said.session
@@ -73,6 +73,16 @@ class SecureClient:
         write_secret(folder / RECORD, to_bytes(member.record))
         stage = spoken(answer) if answer is not None else b""
         return TrainResult(task.client_id, task.round_number, upload, 1, stage=stage)
+
+    def _check_trained(self, store: ClientStore, task: TrainTask, call: RoundCall) -> None:
+        """All of a sum must have trained the same task: else the server could tell whose update is whose."""
+        name, round_number = self.names[task.client_id], call.session.round_number
+        if round_number != task.round_number:
+            raise ClientError("refused", f"secure aggregation: a call of round {round_number} in {task.round_number}")
+        if store.check(task.client_id, round_number).facts.get("common") != call.common:
+            raise ClientError(
+                "refused", f"secure aggregation: site {name} was given other weights or settings than the others"
+            )
 
     def _mask(self, member: Member, store: ClientStore, folder: Path, said: Delivery) -> StoredUpload:
         """Masks what the round's training left on the disk; record and masked vector are sealed before it leaves."""
@@ -104,11 +114,6 @@ def _read(path: Path, name: str) -> RunRecord:
         return from_bytes(RunRecord, path.read_bytes())
     except (OSError, FedsslError):
         raise DamagedError(f"{path}: site {name}: its keys of this run are damaged: put back a copy of it") from None
-
-
-def _check_round(round_number: int, task: TrainTask) -> None:
-    if round_number != task.round_number:
-        raise ClientError("refused", f"secure aggregation: a call of round {round_number} in round {task.round_number}")
 
 
 def make_identities(folder: Path, names: Sequence[str]) -> Roster:

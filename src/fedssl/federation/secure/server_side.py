@@ -55,6 +55,7 @@ class SecureServer:
     names: Sequence[str]  # by client
     roster: Roster
     file: Path  # what it must remember
+    common: Callable[[TrainTask], str]  # a digest of what all clients of a round train
     retries: int = 1
     run: str = ""  # the id of the run; "": a new one, or that of the file
     _adverts: dict[str, KeyAdvert] = field(default_factory=dict)
@@ -84,12 +85,16 @@ class SecureServer:
             raise TooFewClientsError(round_number, text, ask.failures)
         return ready, ask.failures
 
-    def total(self, engine: Engine, results: Sequence[TrainResult], origin: GlobalWeights) -> Outcome:
-        """The sum over the clients that trained, stage by stage; who is missing at one is not asked at the next."""
+    def total(self, engine: Engine, task: TrainTask, results: Sequence[TrainResult]) -> Outcome:
+        """The sum over the clients that trained, stage by stage; who is missing at one is not asked at the next.
+
+        `task` is that of any of them: they differ in whose they are.
+        """
         round_number, trained = results[0].round_number, {self.names[one.client_id]: one for one in results}
         ask = _Asking(self, engine, round_number)
         try:
-            call = RoundCall(self._new_session(round_number), self._sites(round_number, trained), self.threshold)
+            sites = self._sites(round_number, trained)
+            call = RoundCall(self._new_session(round_number), sites, self.threshold, self.common(task))
             sum_, uploads = Coordinator(self.roster, call, self.terms.layout.length), dict[str, TrainResult]()
             # 1. Each shares the secrets of its masks among all.
             ask(dict.fromkeys(call.names, call), self._take(RoundShares, sum_.take_shares, lambda one: one.key.name))
@@ -102,7 +107,7 @@ class SecureServer:
             last = sum_.unmask_call()
             self._remember_opened(round_number, left.survivors)
             ask(dict.fromkeys(last.agreements, last), self._take(Unmasking, sum_.take_unmasking))
-            summed = self.terms.read(sum_.total(), origin)
+            summed = self.terms.read(sum_.total(), task.global_weights)
         except RoundError as error:
             raise TooFewClientsError(
                 round_number, str(error).removeprefix(f"round {round_number}, "), ask.failures

@@ -33,6 +33,7 @@ Box = Annotated[bytes, Strict(), Len(BOX_BYTES, BOX_BYTES)]
 Signature = Annotated[bytes, Strict(), Len(8, 104)]  # of P-384, as DER
 RunId = Annotated[str, Strict(), Len(1, 200)]
 Shares = Annotated[dict[Name, Key], Len(0, MOST_SITES)]
+Digest = Annotated[str, Strict(), Len(64, 64)]
 CHECKED = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 
@@ -81,11 +82,16 @@ class Session:
 
 @dataclass(frozen=True, config=CHECKED)
 class RoundCall:
-    """Down: who is asked for this round, and how many of them can open what is shared."""
+    """Down: who is asked for this round, how many of them can open what is shared, and what all of them trained.
+
+    `common` is a digest of the weights that they started from and of how they trained. A server could otherwise give
+    all but one of them weights or settings that do not move, and read that one's update in the sum.
+    """
 
     session: Session
     names: Names
     threshold: Number
+    common: Digest
 
     def places(self) -> dict[str, int]:
         """Which of the shares belongs to whom."""
@@ -94,8 +100,8 @@ class RoundCall:
     def about(self, purpose: str, *facts: str | list[str]) -> bytes:
         """What a signature or a key is bound to: this very round and these very sites."""
         session = self.session
-        sites = sorted(self.names)
-        return context(purpose, session.run, session.round_number, session.attempt, self.threshold, sites, *facts)
+        about = (session.run, session.round_number, session.attempt, self.threshold, self.common)
+        return context(purpose, *about, sorted(self.names), *facts)
 
     def box(self, sender: str, receiver: str) -> bytes:
         """What a sealed share is bound to."""

@@ -51,6 +51,7 @@ class Terms:
     layout: Layout
     threshold: int
     numbers: tuple[str, ...]
+    settings: str  # a digest of those that all clients must have in common
     equal: bool = False  # every client counts the same and the sum is divided by those asked, as noise asks for
 
     @property
@@ -99,6 +100,7 @@ def make_terms(
     like: GlobalWeights,
     numbers: Iterable[str],
     *,
+    settings: str = "",
     clients: int,
     threshold: int | None,
     most_examples: int | None,
@@ -124,4 +126,4 @@ def make_terms(
             "privacy.noise_multiplier: the noise of a client is too small beside the step of secure aggregation "
             f"({layout.step(layout.tensors[0]):.3g}): it would not hide what rounding shows"
         )
-    return Terms(layout, needed, known, equal=clip_norm is not None)
+    return Terms(layout, needed, known, settings, equal=clip_norm is not None)

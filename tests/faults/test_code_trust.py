@@ -55,7 +55,8 @@ COMMANDS = {
 # Every other command: it reads no settings or weights of others, shows them without building anything, or was given
 # the file as the settings to run.
 OTHERS = {
-    *("run", "demo", "server", "client", "certificates make", "certificates node", "paper run"),
+    *("run", "demo", "server", "client", "certificates make", "certificates node", "certificates roster"),
+    *("paper run", "bench methods"),
     *("compare", "ls", "paper", "paper scales", "paper show"),
     *("presets", "methods", "networks", "rules", "aggregators", "privacy", "data fetch", "data inspect", "data clean"),
 }
@@ -149,7 +150,7 @@ def commands():
             if isinstance(command, Group):
                 yield from below(command, [*words, name])
 
-    groups = {"data", "certificates"}  # which do nothing themselves
+    groups = {"data", "certificates", "bench"}  # which do nothing themselves
     return set(below(get_command(app), [])) - groups
 
 

@@ -34,12 +34,11 @@ def test_every_clients_encoder_is_measured_against_the_start(first, tmp_path, pr
     summary = load(preset, {**RUN, **SYNTHETIC, "init.encoder": str(first)}).run(tmp_path / "run").summary
     run = FinishedRun.open(tmp_path / "run")
     assert run.config.update_rule.name == rule
-    assert (run.config.local_training.optimizer, run.config.local_training.warmup_rounds) == ("adamw", 2)
+    assert (run.config.local_training.optimizer, run.config.local_training.warmup_steps) == ("adamw", 10)
     record = RunRecord.read(tmp_path / "run")
     gains = record.client_gains("knn")
     assert list(gains) == [0, 1, 2, 3, 4]
     assert {gain.baseline for gain in gains.values()} == {record.gain("knn").baseline}, "all began with one encoder"
-    assert len({gain.trained.accuracy for gain in gains.values()}) > 1 or rule == "replace"
     assert all(set(one) == {"knn"} for one in summary["clients"].values())
     assert summary["continued"] == continued(record).word
     assert load(preset, {**RUN, **SYNTHETIC, "init.encoder": str(first)}).run(tmp_path / "run").summary == summary

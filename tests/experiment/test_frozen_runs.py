@@ -32,8 +32,9 @@ BLOCKS = ("backbone.conv1", "backbone.bn1", "backbone.conv2", "backbone.bn2")
         {**PRIVATE, "privacy.placement": "central"},
         {**PRIVATE, "privacy.placement": "local"},
         {"update_rule.name": "fedu", "update_rule.between": "before-after"},
+        {"aggregation.secure": True, "update_rule.lambda_at": "client"},
     ],
-    ids=["fedema", "bf16 target", "median moco", "central noise", "local noise", "fedu"],
+    ids=["fedema", "bf16 target", "median moco", "central noise", "local noise", "fedu", "secure"],
 )
 def test_frozen_tensors_keep_their_bits_and_all_else_is_trained(tmp_path, settings):
     config = load_config("smoke", FROZEN | settings)
@@ -46,7 +47,8 @@ def test_frozen_tensors_keep_their_bits_and_all_else_is_trained(tmp_path, settin
     assert not {name for name in first if name.endswith(("conv3.weight", "conv4.weight", "projector.0.weight"))} & same
     clients = [client for line in FinishedRun.open(tmp_path / "run").rounds for client in line["clients"]]
     divergences = [client["divergence"] for client in clients if "divergence" in client]
-    assert divergences or settings.get("privacy.placement") == "local", "a client that adds noise tells no number"
+    silent = settings.get("privacy.placement") == "local" or settings.get("aggregation.secure")
+    assert divergences or silent, "a client that adds noise or a mask tells no number of its own"
     assert all(0 < one < 100 for one in divergences)
 
 

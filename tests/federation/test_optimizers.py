@@ -15,6 +15,7 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.federation.local_training import LocalTraining, Part, Stepper, train_locally
 from fedssl.federation.optimizers import LARS, MAKERS, parameter_groups
 from fedssl.methods import METHODS
+from fedssl.networks.blocks import blocks_of, frozen_names
 from tests.helpers.small import make_images, make_method
 
 
@@ -227,14 +228,17 @@ OTHERS = LocalTraining(
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_with_all_of_it_and_frozen_blocks_stay(name, settings):
     method = make_method(name)
-    before = Weights.of(method).tensors()
+    backbone, before = method.online_encoder.backbone, Weights.of(method).tensors()
+    settings = replace(settings, freeze=min(2, len(blocks_of(backbone)) - 1))
     report = train_locally(method, make_images(32).pixels, Recipe(), settings, lambda s, n: 0.01, seed=0)
     assert math.isfinite(report.loss)
     changed = {n for n, tensor in Weights.of(method).tensors().items() if not torch.equal(tensor, before[n])}
-    frozen = ("backbone.conv1", "backbone.bn1", "backbone.conv2", "backbone.bn2")
-    assert not [n for n in changed if n.split("encoder.")[-1].startswith(frozen)]
-    assert {"online_encoder.backbone.conv3.weight", "online_encoder.backbone.bn3.running_mean"} < changed
-    assert any(n.startswith("online_encoder.projector") for n in changed)
+    frozen = frozen_names(backbone, settings.freeze)
+    assert frozen
+    assert not changed & {f"{encoder}.backbone.{n}" for n in frozen for encoder in ("online_encoder", "target_encoder")}
+    trained = {f"online_encoder.backbone.{n}" for n, p in backbone.named_parameters() if p.ndim > 1 and n not in frozen}
+    assert trained
+    assert trained <= changed
 
 
 @pytest.mark.parametrize("optimizer", MAKERS)

@@ -138,15 +138,24 @@ def test_a_loss_with_every_term_is_the_sum_of_them():
     assert not method.online_encoder.backbone._forward_hooks, "nobody watches when the loss is made"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].whole_images])
 def test_every_term_trains_every_method_and_changes_what_it_learns(name):
     plain = {}
-    for terms in ({}, *({term: weight} for term, weight in ALL.items()), ALL | {"precision": "bf16"}):
+    # Of a masked image there is no vector to decorrelate or to spread: only FedProx's term goes with it.
+    fitting = {term: weight for term, weight in ALL.items() if name != "mae" or term == "proximal"}
+    for terms in ({}, *({term: weight} for term, weight in fitting.items()), fitting | {"precision": "bf16"}):
         method = make_method(name)
         train_locally(method, make_images(16).pixels, Recipe(), LocalTraining(epochs=2, batch_size=8, **terms), 0.05, 7)
         digest = Weights.of(method.online_encoder).digest()
         assert digest not in plain, f"{terms} changes nothing"
         plain[digest] = terms
+
+
+@pytest.mark.parametrize("term", ["decorrelation", "uniformity"])
+def test_terms_of_vectors_are_refused_where_a_method_makes_none(term):
+    training = LocalTraining(epochs=1, batch_size=8, **{term: 0.1})
+    with pytest.raises(FedsslError, match=rf"local_training\.{term}: this method makes no vector .*set it to 0"):
+        train_locally(make_method("mae"), make_images(16).pixels, Recipe(), training, 0.05, 7)
 
 
 def test_without_them_the_loss_is_the_methods_own():
@@ -169,6 +178,14 @@ def test_what_cannot_be_watched_is_refused_in_words():
     method.loss = lambda views: method.online_encoder.backbone(views[0]).sum()
     with pytest.raises(FedsslError, match=r"^local_training\.uniformity: this method makes no vector of a whole image"):
         train_locally(method, make_images(8).pixels, Recipe(), LocalTraining(batch_size=8, uniformity=0.1), 0.1, 0)
+
+
+@pytest.mark.parametrize("term", ["decorrelation", "uniformity"])
+def test_a_method_that_never_sees_whole_images_says_so_before_the_first_round(term):
+    vit = {"network.name": "vit-tiny"}
+    with pytest.raises(FedsslError, match=rf"^local_training\.{term}: mae makes no vector of a whole image"):
+        load_config("smoke+fedmae", vit | {f"local_training.{term}": 0.1})
+    load_config("smoke+fedmae+fedprox", vit)
 
 
 def test_the_algorithms_put_their_term_on_the_method_before_them():

@@ -7,6 +7,8 @@ from torch import nn
 from fedssl.core.errors import FedsslError
 from fedssl.networks.backbones import convnet, resnet18, resnet50
 from fedssl.networks.blocks import blocks_of, freeze, frozen_names
+from fedssl.networks.convnext import convnext_atto
+from fedssl.networks.vit import vit_tiny
 
 
 def named(*names):
@@ -35,6 +37,8 @@ def test_our_networks():
     assert names(resnet18(3, width=4)) == ["conv1", *(f"layer{s}.{b}" for s in range(1, 5) for b in range(2))]
     assert len(blocks_of(resnet50(3, width=4))) == 1 + 3 + 4 + 6 + 3
     assert blocks_of(resnet18(3, width=4))[0].parameters == ("conv1.weight", "bn1.weight", "bn1.bias")
+    assert names(vit_tiny(3, width=16, depth=3)) == ["stem", "blocks.0", "blocks.1", "blocks.2"]
+    assert names(convnext_atto(3, width=8))[:4] == ["stem", "stages.0.blocks.0", "stages.0.blocks.1", "stages.1"]
     assert "layer2.0.shortcut.1.bias" in blocks_of(resnet18(3, width=4))[3].parameters
 
 

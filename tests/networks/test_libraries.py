@@ -13,6 +13,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.registry import Typed
 from fedssl.deployment.site_run import checked_settings
 from fedssl.experiment.build.networks import build_method
+from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config, load_raw, typed_config
 from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone
 from fedssl.networks.libraries import input_settings, origin_of
@@ -157,8 +158,10 @@ def test_pretrained_is_short_for_init_encoder(timm, tmp_path):
     config = load_config("smoke", settings)
     assert config.init.encoder == str(tmp_path / "theirs.safetensors")
     assert "pretrained" not in config.network.model_dump()
-    backbone = build_method(config, 3, (16, 16)).online_encoder.backbone
-    assert torch.equal(backbone.conv1.weight, tensors["conv1.weight"])
+    parts = build(config)
+    assert torch.equal(parts.client.method.online_encoder.backbone.conv1.weight, tensors["conv1.weight"])
+    said = "weights that timm publishes for resnet18 saw images of 224 pixels, bicubic; these are 16 x 16, bilinear"
+    assert said in parts.remarks
 
 
 def test_true_asks_the_library_and_says_when_it_cannot(timm):

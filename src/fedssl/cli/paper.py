@@ -75,22 +75,28 @@ def paper_run(
 
     Runs that several cells or experiments need are made once. Each has its output in run.log of its folder.
     """
-    from fedssl.experiment.progress.views import make_view
     from fedssl.paper.catalogue import find_studies
-    from fedssl.paper.forecast import Forecast
     from fedssl.paper.plan import check_choice, make_plan
     from fedssl.paper.scales import find_scale
-    from fedssl.paper.terminal import print_plan
 
     studies, chosen = find_studies(names), find_scale(scale)
     check_choice(studies, rows or (), columns or ())
     plan = make_plan(studies, chosen, out, seeds or max(study.seeds for study in studies), rows or (), columns or ())
     if dry_run:
-        forecast = Forecast(chosen.evaluation_epochs)
-        forecast.measure(plan.runs.values(), make_view())
-        print_plan(plan, forecast, _jobs(plan, jobs)[0])
+        print_forecast(plan, jobs)
     else:
-        _run(plan, jobs)
+        run_all(plan, jobs)
+
+
+def print_forecast(plan: "Plan", jobs: int | None) -> None:
+    """The runs of a plan and what they will take."""
+    from fedssl.experiment.progress.views import make_view
+    from fedssl.paper.forecast import Forecast
+    from fedssl.paper.terminal import print_plan
+
+    forecast = Forecast(plan.scale.evaluation_epochs)
+    forecast.measure(plan.runs.values(), make_view())
+    print_plan(plan, forecast, _jobs(plan, jobs)[0])
 
 
 def _jobs(plan: "Plan", given: int | None) -> tuple[int, int]:
@@ -104,7 +110,8 @@ def _jobs(plan: "Plan", given: int | None) -> tuple[int, int]:
     return given or default_jobs(threads, gpus), gpus if gpus > 1 else 0
 
 
-def _run(plan: "Plan", given: int | None) -> None:
+def run_all(plan: "Plan", given: int | None) -> None:
+    """Makes the unfinished runs of a plan, several at a time."""
     from fedssl.experiment.progress.views import make_view
     from fedssl.paper.forecast import Amounts
     from fedssl.paper.runner import run_plan

@@ -37,7 +37,7 @@ class MAE(SiameseMethod):
     Leaves the client: the encoder, and the decoder (as predictor) unless it stays.
     """
 
-    recipe = "crop-flip"
+    recipe, whole_images = "crop-flip", False
     view_groups = (ViewGroup(1),)
 
     def __init__(

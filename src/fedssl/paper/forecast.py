@@ -11,12 +11,13 @@ from functools import cached_property
 
 import torch
 
+from fedssl.data.dataset import where
 from fedssl.evaluation.features import compute_features
 from fedssl.evaluation.fitting import Fitting
 from fedssl.evaluation.knn import knn_predictions
 from fedssl.evaluation.linear_probe import linear_probe_predictions
 from fedssl.evaluation.protocols import PROTOCOLS
-from fedssl.experiment.build.data import public_images
+from fedssl.experiment.build.data import build_dataset, build_partition, public_images
 from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Config
@@ -43,14 +44,14 @@ class Amounts:
     steps: int  # of all clients and rounds
     images: int  # trained on in all, each view pair once
     evaluations: int  # encoders that the monitor looks at, a full look counted four times
+    clients: int
 
     @classmethod
     def of(cls, config: Config) -> "Amounts":
-        data, partition, training = config.data.settings, config.partition.settings, config.local_training
-        train, test = data.get("train_images") or CIFAR_TRAIN, data.get("test_images") or CIFAR_TEST
-        labelled = round(data["labelled_fraction"] * train)
-        clients = partition["num_clients"]
-        held = max(int((train - labelled) // clients * partition["data_amount"]), 1)
+        training = config.local_training
+        train, test, clients = _counted(config)
+        labelled = round(config.data.settings["labelled_fraction"] * train)
+        held = max(int((train - labelled) // clients * config.partition.settings["data_amount"]), 1)
         sampled = config.client_sampling.clients_per_round or clients
         steps = training.steps_per_epoch(held) * training.epochs * sampled * config.run.rounds
         steps += _base_steps(config)
@@ -58,7 +59,17 @@ class Amounts:
         encoders = 1 if config.update_rule.factory.shares else clients
         looks = (config.run.rounds - 1) // every if every else 0
         evaluations = encoders * (looks + 2) + 2  # both modes of BatchNorm, first and last
-        return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations)
+        return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations, clients)
+
+
+def _counted(config: Config) -> tuple[int, int, int]:
+    """(training images, test images, clients), by the settings, or where those leave it to the data by these."""
+    data, clients = config.data.settings, config.partition.settings["num_clients"]
+    if where(config.data.factory) != "here" and clients is not None:
+        return data.get("train_images") or CIFAR_TRAIN, data.get("test_images") or CIFAR_TEST, clients
+    dataset = build_dataset(config.data)
+    labelled = dataset.labelled
+    return len(dataset.train), len(labelled[1]) if labelled else 0, len(build_partition(config, dataset).clients)
 
 
 def _base_steps(config: Config) -> int:
@@ -162,7 +173,7 @@ class Forecast:
         look += amounts.train_images * amounts.test_images * speed.knn
         seconds = START_SECONDS + amounts.steps * speed.step + amounts.evaluations * look
         shares = config.update_rule.factory.shares
-        clients, kept = config.partition.settings["num_clients"], config.run.keep_checkpoints + 1
+        clients, kept = amounts.clients, config.run.keep_checkpoints + 1
         for protocol in run.protocols:
             seconds += (1 if shares else clients) * self._protocol(protocol, speed, amounts)
         return RunForecast(seconds, kept * (clients * speed.state_bytes + speed.encoder_bytes), amounts.images)

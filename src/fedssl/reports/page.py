@@ -162,6 +162,7 @@ class Chapters:
     chapters: Sequence[Chapter]
     settings: Sequence[TablePart]
     version: str
+    settings_title: str = "Settings of this scale"
 
 
 @dataclass(frozen=True)

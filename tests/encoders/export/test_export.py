@@ -282,3 +282,18 @@ def test_every_format_has_a_file_of_its_own():
     assert len({one.file for one in FORMATS.values()}) == len(FORMATS)
     about = {"channels": 3, "image_size": [16, 16]}
     assert torch.equal(example_input(about), example_input(about))
+
+
+def test_the_front_matter_is_what_hubs_read(exported, run):
+    from huggingface_hub import ModelCard
+
+    data = ModelCard.load(exported / "README.md").data
+    assert (data.license, data.library_name, data.datasets) == ("unknown", "fedssl", None)
+    (result,) = data.eval_results
+    wanted = FinishedRun.open(run).summary["gain"]["knn"]["trained"]["accuracy"]
+    assert (result.metric_type, result.metric_value) == ("accuracy", round(wanted, 4))
+    record = RunRecord.read(run)
+    about = {**json.loads((exported / "config.json").read_text()), "license": "cc-by-4.0"}
+    public = replace(record, config={**record.config, "data": {"name": "cifar10"}})
+    data = ModelCard(model_card(public, about, {})).data
+    assert (data.license, data.datasets) == ("cc-by-4.0", ["uoft-cs/cifar10"])

@@ -24,6 +24,7 @@ from fedssl.federation.rounds import Server
 from fedssl.federation.wire import Wire
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.blocks import blocks_of, first_blocks
+from fedssl.networks.libraries import origin_of
 
 ImagesOf = Callable[[int], Pixels]
 # What clients of a secure sum must have in common, beside how long and at what rate they train.
@@ -52,6 +53,13 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
     parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
+    origin = origin_of(parts.client.method.online_encoder.backbone)
+    if origin and config.init.encoder:
+        (height, width), size = dataset.train.image_size, origin.published_input["size"] or ["?"]
+        parts.remarks.append(
+            f"weights that {origin.library} publishes for {origin.model} saw images of {size[0]} pixels, "
+            f"{origin.published_input['interpolation']}; these are {height} x {width}, bilinear"
+        )
     public = parts.client.method.public
     if public is not None:
         parts.remarks.append(

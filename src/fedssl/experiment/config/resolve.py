@@ -196,6 +196,12 @@ def _check_together(config: Config) -> None:
         raise FedsslError("privacy.placement: 'distributed' hides nothing in a single upload: set aggregation.secure")
     if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
         raise FedsslError(problem)
+    for term in ("decorrelation", "uniformity"):
+        if getattr(config.local_training, term) and not config.method.factory.whole_images:
+            raise FedsslError(
+                f"local_training.{term}: {config.method.name} makes no vector of a whole image whose features could be "
+                "looked at: set it to 0, or use another method.name"
+            )
 
 
 def _check_privacy(config: Config, private: ClientDP) -> None:

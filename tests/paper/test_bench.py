@@ -76,8 +76,8 @@ def test_the_best_first_with_what_is_decided_and_what_is_noise(tmp_path):
     best, second, worst = table.rows
     spread = statistics.stdev((70.5, 72.0, 73.0))
     assert best[1] == f"71.83 ± {spread:.2f} (n = 3)"
-    assert (best[3], second[3], worst[3]) == ("fedsimclr", "fedsimclr+feddecorr", "–")
-    assert (best[4], best[5]) == ("1 min 30 s", "4.0 MB")
+    assert (best[2], second[2], worst[2]) == ("fedsimclr", "fedsimclr+feddecorr", "–")
+    assert (best[3], best[4]) == ("1 min 30 s", "4.0 MB")
     order = made.sentences()[-1]
     assert "fedsimclr+feddecorr has the highest mean, not told apart from fedsimclr. 2 of 3 pairs are decided" in order
     assert made.notes() == {}
@@ -87,6 +87,7 @@ def test_one_seed_decides_nothing_and_what_is_missing_has_its_command(tmp_path):
     typed = [f"{key}={value}" for key, value in TINY.items()]
     made = bench(tmp_path / "my runs", {"fedbyol": (0.6,), "fedsimclr": (), "fedx": (0.9,)}, typed=typed)
     assert "nothing is decided by one seed; take three or more" in made.sentences()[-1]
+    assert made.tables()[0].rows[0][2] == "fedbyol"
     assert made.missing == ["fedsimclr, smoke: no run"]
     assert [row[1] for row in made.tables()[0].rows] == ["90.00 (n = 1)", "60.00 (n = 1)", "missing"]
     command = shlex.split(made.command)

@@ -101,8 +101,8 @@ class Bench(Comparison):
         return {title: lines for title, lines in lists.items() if lines}
 
     def tables(self) -> list[TablePart]:
-        head = ["", METRICS[self.study.metric], "kNN accuracy in %", "not told apart from"]
-        head += ["training, core time", "sent, up + down"]
+        head = ["", METRICS[self.study.metric], "not told apart from", "training, core time", "sent, up + down"]
+        head += [] if self.study.metric == "knn" else [METRICS["knn"]]
         rows = [self._line(one) for one in self.ranked]
         return [TablePart(f"{self.study.title}: mean ± sd over seeds, the best first", head, rows)]
 
@@ -111,14 +111,15 @@ class Bench(Comparison):
         knn = _mean([100 * one["final"]["knn"] for one in summaries if "knn" in one.get("final", {})])
         seconds = _mean([one["core_seconds"]["training"] for one in summaries if "core_seconds" in one])
         sent = _mean([one["bytes_up"] + one["bytes_down"] for one in summaries])
-        alike = [one.cell.row.title for one in self.ranked if one is not result and _unclear(result, one)]
+        others = [one for one in self.ranked if one is not result and one.measured.mean is not None]
+        alike = [one.cell.row.title for one in others if _unclear(result, one)]
         return [
             result.cell.row.title,
             measured_text(result.measured, result.cell),
-            ABSENT if knn is None else f"{knn:.2f}",
-            ", ".join(alike) or ABSENT,
+            "every other" if len(alike) == len(others) > 1 else ", ".join(alike) or ABSENT,
             duration(seconds),
             ABSENT if sent is None else size_text(sent),
+            *([] if self.study.metric == "knn" else [ABSENT if knn is None else f"{knn:.2f}"]),
         ]
 
     def figures(self) -> list[Figure]:

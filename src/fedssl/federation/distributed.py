@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -60,23 +61,11 @@ def train_on_devices(
     alone = replace(settings, devices=1)
     training = {"pixels": images, "recipe": recipe, "settings": alone, "lr": lr, "seed": seed, "received": received}
     with clock.part("steps"), tempfile.TemporaryDirectory() as folder:
-        job = (_packed(method), training, settings.devices, Path(folder) / "meeting", torch.get_num_threads())
+        job = (deepcopy(method).cpu(), training, settings.devices, Path(folder) / "meeting", torch.get_num_threads())
         with _processes(job, settings.devices, next(method.parameters()).device) as workers:
             report, trained = _followed(workers, on_step)
     _take_over(method, trained)
     return report
-
-
-def _packed(method: SiameseMethod) -> bytes:
-    """A method as bytes, wherever its tensors are; only processes of our own ever read it."""
-    buffer = io.BytesIO()
-    torch.save(method, buffer)
-    return buffer.getvalue()
-
-
-def _unpacked(content: bytes, device: torch.device) -> SiameseMethod:
-    made: SiameseMethod = torch.load(io.BytesIO(content), map_location=device, weights_only=False)
-    return made
 
 
 @contextmanager
@@ -150,7 +139,7 @@ def _work(
     connection: Connection,
     rank: int,
     device: str,
-    packed: bytes,
+    method: SiameseMethod,
     training: dict[str, Any],
     count: int,
     meeting: Path,
@@ -164,9 +153,10 @@ def _work(
         _meet(rank, count, device, meeting)
         place = torch.device(device if device == "cpu" else f"cuda:{rank}")
         tell = None if rank else lambda *counts: connection.send(("step", counts))
-        report, method = _train(_unpacked(packed, place), training, tell, rank, count)
+        own = deepcopy(method).to(place)  # what came over may be memory that all processes share
+        report = _train(own, training, tell, rank, count)
         if rank == 0:
-            connection.send(("trained", (report, _result(method))))
+            connection.send(("trained", (report, _result(own))))
         connection.recv()  # until the parent ends all: a process that left earlier would look like one that died
     except EOFError:
         os._exit(0)
@@ -185,7 +175,7 @@ def _meet(rank: int, count: int, device: str, meeting: Path) -> None:
 
 def _train(
     method: SiameseMethod, training: dict[str, Any], tell: Callable[..., None] | None, rank: int, count: int
-) -> tuple[TrainingReport, SiameseMethod]:
+) -> TrainingReport:
     on_gpu = next(method.parameters()).is_cuda
     for encoder in filter(None, (method.online_encoder, method.target_encoder)):
         if on_gpu:
@@ -199,7 +189,7 @@ def _train(
     report = train_locally(method, **training, on_step=tell, loss=joined)
     spent = torch.tensor(time.process_time(), device=next(method.parameters()).device)
     dist.all_reduce(spent)
-    return replace(report, core_seconds_elsewhere=float(spent)), method
+    return replace(report, core_seconds_elsewhere=float(spent))
 
 
 def _result(method: SiameseMethod) -> bytes:

@@ -31,7 +31,7 @@ def train(root, folder, **settings):
     """One short round at two clients."""
     small = {"data.image_size": 16, "network.width": 4, "network.head_hidden": 16, "network.head_out": 8}
     short = {"rounds": 1, "threads": 1, "partition.num_clients": 2, "evaluation.linear_probe": False}
-    load("folder", {"data.path": str(root), **small, **short, **settings}).run(folder)
+    load("folder+fedema", {"data.path": str(root), **small, **short, **settings}).run(folder)
     return folder
 
 

@@ -48,10 +48,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialList:
-    """A file results/NAME.toml, its records results/NAME/*.json, and the page that shows them."""
+    """A file results/NAME.toml, its records results/NAME/*.json, and the pages that show them."""
 
     name: str
-    page: Path
+    pages: list[Path]
     trials: dict[str, Trial]
     results: Path = RESULTS
 
@@ -69,7 +69,7 @@ class TrialList:
                 seeds=given.get("seeds", 1),
                 gone=given.get("gone", ""),
             )
-        return cls(path.stem, ROOT / content["page"], trials, path.parent)
+        return cls(path.stem, [ROOT / page for page in content["pages"]], trials, path.parent)
 
     @property
     def begin(self) -> str:
@@ -93,7 +93,7 @@ class TrialList:
         known = [(trial, found) for trial in self.trials.values() if (found := self.records(trial))]
         head = "| trial | seeds | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |"
         lines = [head, "|---|---|---|---|---|---|", *(row(trial, found) for trial, found in known), ""]
-        return "".join(f"{line}\n" for line in [*lines, *(changes(trial) for trial, _ in known)])
+        return "".join(f"{line}\n" for line in [*lines, *(changes(trial) for trial, _ in known if trial.changed)])
 
     def shown_in(self, text: str) -> str:
         """The page with the table of today's records between its marks."""
@@ -179,7 +179,8 @@ def changes(trial: Trial) -> str:
 
 def write_tables() -> None:
     for one in lists():
-        one.page.write_text(one.shown_in(one.page.read_text()))
+        for page in one.pages:
+            page.write_text(one.shown_in(page.read_text()))
 
 
 if __name__ == "__main__":

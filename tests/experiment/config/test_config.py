@@ -132,9 +132,18 @@ def test_an_override_that_the_new_name_does_not_know_is_an_error():
         load_config("cifar10-noniid", {"update_rule.name": "replace", "update_rule.tau": 0.5})
 
 
+UNMASKED = {
+    "secure": False,
+    "secure_threshold": None,
+    "secure_max_examples": None,
+    "secure_limit": 8.0,
+    "secure_statistics_limit": 1024.0,
+}
+
+
 def test_aggregation_is_the_papers_unless_it_is_named_and_clients_send_what_they_did():
     config = load_config("smoke")
-    sent = {"upload": "online", "batchnorm": "average", "wire_dtype": "fp32"}
+    sent = {"upload": "online", "batchnorm": "average", "wire_dtype": "fp32", **UNMASKED}
     assert config.aggregation.as_raw() == {"name": "weighted-average", **sent}
     raw = {"name": "krum", "selected": 2, "byzantine": 2, "upload": "target"}
     config = load_config("smoke", {"partition.num_clients": 7} | {f"aggregation.{key}": raw[key] for key in raw})
@@ -148,7 +157,7 @@ def test_another_aggregator_drops_settings_it_does_not_know_and_keeps_what_clien
     path = tmp_path / "mine.toml"
     path.write_text('extends = "smoke"\n[aggregation]\nname = "trimmed-mean"\ntrim = 1\nbatchnorm = "local-layers"\n')
     config = load_config(str(path), {"aggregation.name": "clipped-average", "aggregation.max_norm": 2.5})
-    sent = {"upload": "online", "batchnorm": "local-layers", "wire_dtype": "fp32"}
+    sent = {"upload": "online", "batchnorm": "local-layers", "wire_dtype": "fp32", **UNMASKED}
     assert config.aggregation.settings == {"max_norm": 2.5, **sent}
     path.write_text(config.as_toml())
     assert load_config(str(path)).as_raw() == config.as_raw()

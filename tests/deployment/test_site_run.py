@@ -213,7 +213,7 @@ def test_limits_travel_to_the_app_as_they_were_typed():
     typed = Limits("central", 0.25, 2.5, True, 0.5, 7)
     assert Limits.of_node({"name": "north", **typed.as_node()}) == typed
     assert Limits.of_node({"name": "north"}) == Limits()
-    with pytest.raises(FedsslError, match=r"--require-privacy: 'some' is not one of any, central, local"):
+    with pytest.raises(FedsslError, match=r"--require-privacy: 'some' is not one of any, central, distributed, local"):
         Limits("some")
 
 

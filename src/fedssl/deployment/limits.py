@@ -91,7 +91,7 @@ def _check_privacy(privacy: ClientDP | None, limits: Limits) -> None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
     if limits.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[limits.require_privacy]:
         asked = limits.require_privacy
-        raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {asked!r}")
+        raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site asks for {asked!r}")
     if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
     if privacy.noise_multiplier < limits.min_noise:

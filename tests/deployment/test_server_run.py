@@ -106,7 +106,7 @@ def test_what_ends_a_run_reaches_the_supervisor_with_its_exit_code(tmp_path):
     said = []
     supervisor = server_module._Server(deployment, said.append)
     with pytest.raises(RoundError, match=r"round 1: 0 clients delivered.*north: away"):
-        supervisor._raise_error()
+        supervisor._show()
     assert (deployment.home / "progress.log").read_text().startswith("simclr with fedema on sites")
     assert int((deployment.home / "app.pid").read_text()) > 0
 

@@ -56,8 +56,8 @@ def test_from_nothing_to_an_encoder_in_use(tmp_path, monkeypatch, capsys):
         "encoder.onnx",
         "model.safetensors",
     }
-    assert onnx.strip() == "(1, 128)"
-    assert "90 images, 128 features each: features.parquet" in embedded
+    assert onnx.strip() == "(1, 192)"
+    assert "90 images, 192 features each: features.parquet" in embedded
     assert HtmlPage((tmp_path / "neighbours.html").read_text()).problems == []
     assert "learnt 5 classes from 45 images" in classified
     assert classified.count("photos/kind0/") == 18

@@ -45,7 +45,7 @@ def test_every_cell_is_a_valid_config_or_left_out_with_a_reason(scale):
     for _, made in configs(scale.name):
         if isinstance(made, LeftOut):
             assert len(made.reason) > 20
-            assert scale.name == "cpu", "the others have everything"
+            assert scale.name in ("cpu", "night"), "the others have everything"
         else:
             assert isinstance(made, Config)
 

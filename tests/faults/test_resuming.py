@@ -209,6 +209,7 @@ def stoppable_child(folder, where, numbers, said):
 
         return struck
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which children inherit
     view = Stops()
     if where == "saving":
         checkpoint.seal = strike(checkpoint.seal)

@@ -88,7 +88,7 @@ def test_setting_of_every_dataset_which_a_run_obeys(tmp_path):
     for dataset in ("cifar10", "cifar100", "synthetic"):
         config = load_config("smoke", {"data.name": dataset, "data.labelled_fraction": 0.1})
         assert config.data.settings["labelled_choice"] == "stratified"
-    kept = load_config("cifar10-cpu", {"data.labelled_fraction": 0.1}).as_raw()["data"]
+    kept = load_config("cifar10-cpu", {"data.labelled_fraction": 0.1, "data.train_images": 10000}).as_raw()["data"]
     assert (kept["name"], kept["labelled_fraction"], kept["train_images"]) == ("cifar10", 0.1, 10000)
     small = {"data.train_images": 200, "data.test_images": 20, "data.image_size": 16, "data.labelled_fraction": 0.1}
     parts = build(load("smoke", small).config)

@@ -144,10 +144,10 @@ def test_only_whole_lines_of_progress_are_shown(tmp_path):
 def test_a_finished_deployment_has_nothing_left_to_do(tmp_path):
     (tmp_path / "config.toml").write_text("")
     save_encoder(tmp_path / "encoder.safetensors", Weights(), {})
-    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 20}))
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "rounds": config().run.rounds}))
     said = []
     summary = serve(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), said.append)
-    assert summary["rounds"] == 20
+    assert summary["rounds"] == config().run.rounds
     assert "nothing is left to do" in said[0]
 
 
@@ -183,7 +183,10 @@ def test_certificates_are_made_by_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     assert "put away: certificates/ca.key" in runner.invoke(app, ["certificates", "make", "--host", "h"]).output
-    assert "for the server: keys/north.pub" in runner.invoke(app, ["certificates", "node", "north"]).output
+    assert (
+        "for the server, and for the roster of all sites: keys/north.pub"
+        in runner.invoke(app, ["certificates", "node", "north"]).output
+    )
     assert (tmp_path / "certificates/server.pem").exists()
 
 

@@ -14,7 +14,7 @@ from tests.helpers.small import TINY
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 NAMES = {
-    "method.name": "vicreg",
+    "method.name": "spread",
     "update_rule.name": "keep-predictor",
     "aggregation.name": "equal-average",
     "network.name": "patches",
@@ -71,7 +71,7 @@ def test_a_run_folder_allows_none_of_it(command, plain):
     evaluate = ("evaluate", plain[0], "--protocol", "knn", "--no-cache")
     code, said = command(*evaluate)
     assert code == 2
-    assert "method.name: it names code of package 'fedssl_example' (vicreg)" in said
+    assert "method.name: it names code of package 'fedssl_example' (spread)" in said
     assert "say --allow-code fedssl_example" in said
     code, said = command(*evaluate, "--allow-code", "fedssl_example")
     assert code == 0, said
@@ -79,7 +79,7 @@ def test_a_run_folder_allows_none_of_it(command, plain):
 
 @pytest.mark.parametrize(
     ("listing", "name"),
-    [("methods", "vicreg"), ("rules", "keep-predictor"), ("aggregators", "equal-average"), ("networks", "patches")],
+    [("methods", "spread"), ("rules", "keep-predictor"), ("aggregators", "equal-average"), ("networks", "patches")],
 )
 def test_what_is_installed_is_listed(command, listing, name):
     code, said = command(listing)

@@ -118,8 +118,10 @@ def test_a_signal_is_passed_on_once_and_nothing_new_begins(plan, monkeypatch, tm
 def processes(plan, monkeypatch):
     """Those that were started, each of which would take a minute."""
     scripts(monkeypatch, [["import time; time.sleep(60)"]] * 3)
-    started, real = [], module._start
-    monkeypatch.setattr(module, "_start", lambda *given: started.append(real(*given)) or started[-1])
+    started, real = [], module.subprocess.Popen
+    monkeypatch.setattr(
+        module.subprocess, "Popen", lambda *given, **options: started.append(real(*given, **options)) or started[-1]
+    )
     return started
 
 

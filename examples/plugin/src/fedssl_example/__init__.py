@@ -16,8 +16,8 @@ from fedssl.methods.base import SiameseMethod
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
-class VICReg(SiameseMethod):
-    """Invariance, variance and covariance of projections (Bardes et al., 2022)."""
+class Spread(SiameseMethod):
+    """Views alike, and projections that spread over all dimensions: VICReg (Bardes et al., 2022) in short."""
 
     recipe = "weak-jitter"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
-from fedssl.core.files import write_atomically
+from fedssl.core.files import Place, write_atomically
 from fedssl.core.progress import Say, unheard
 from fedssl.core.registry import AllowCode
 from fedssl.experiment.config.messages import flatten, setting_text
@@ -32,8 +32,8 @@ ENCODER = {
 
 
 def write_report(
-    runs: Sequence[str | Path],
-    out: str | Path,
+    runs: Sequence[Place],
+    out: Place,
     *,
     images: int = 10_000,
     say: Say = unheard,

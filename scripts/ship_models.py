@@ -37,21 +37,21 @@ class Shipped:
 
 
 MODELS = {
-    "cifar10-simclr-small": Shipped(
+    "cifar10-fedema-small": Shipped(
         "cifar10-cpu",
         "fedssl run cifar10-cpu",
         "SimCLR with FedEMA's update rule, CIFAR-10, 5 clients with 2 classes each",
         "CIFAR-10, no licence stated",
         CIFAR10,
     ),
-    "cifar10-fedema-small": Shipped(
+    "cifar10-fedema-byol-small": Shipped(
         "cifar10-cpu-byol",
         "fedssl run cifar10-cpu-byol",
-        "FedEMA as in the paper (BYOL and its update rule), CIFAR-10, 5 clients with 2 classes each",
+        "BYOL with FedEMA's update rule as in the paper, CIFAR-10, 5 clients with 2 classes each",
         "CIFAR-10, no licence stated",
         CIFAR10,
     ),
-    "groceries-simclr-small": Shipped(
+    "groceries-fedema-small": Shipped(
         "groceries",
         "fedssl run folder --set data.path=dataset/all.csv",
         "SimCLR with FedEMA's update rule, 2,640 photos of groceries, 5 clients with 8 or 9 kinds each",

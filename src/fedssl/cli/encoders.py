@@ -18,9 +18,9 @@ def models() -> None:
 
     Examples:
 
-      fedssl embed cifar10-simclr-small photos/ -o features.npz
+      fedssl embed cifar10-fedema-small photos/ -o features.npz
 
-      fedssl neighbours cifar10-simclr-small photos/cat.jpg --in photos/
+      fedssl neighbours cifar10-fedema-small photos/cat.jpg --in photos/
     """
     from fedssl.encoders.models import models as known
 

@@ -87,7 +87,10 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
             title: partial(_of_images, looked, make) if isinstance(make, str) else partial(make, record)
             for title, make in makers.items()
         }
-        return Section(f"{prefix}-{name}", title, "", _collect(bound, left_out, prefix, view))
+        figures = _collect(bound, left_out, prefix, view)
+        spots = any(panel.spots for figure in figures for panel in figure.panels)
+        sheet = looked.sheet if spots and isinstance(looked, RunImages) else ""
+        return Section(f"{prefix}-{name}", title, "", figures, sheet)
 
     sections = [
         section("learning", "Did it learn?", run_figures.LEARNING),

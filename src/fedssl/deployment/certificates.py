@@ -38,7 +38,8 @@ class ServerCertificate:
 def make_server_certificate(folder: Path, hosts: list[str], days: int = DAYS) -> ServerCertificate:
     """A new CA and a certificate for a server that is reached by these names or addresses; nothing is overwritten."""
     ca_key, server_key = _new_key(), _new_key()
-    ca_name, server_name = _name("fedssl test CA"), _name(hosts[0] if hosts else LOOPBACK[0])
+    host = hosts[0] if hosts else LOOPBACK[0]
+    ca_name, server_name = _name(f"fedssl CA of {host}"), _name(host)
     ca = (
         _builder(ca_name, ca_name, ca_key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

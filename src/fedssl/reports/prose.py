@@ -10,7 +10,7 @@ from fedssl.core.files import size_text
 from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import accuracy, advice, against_start, continued, mode, start, verdict
+from fedssl.experiment.records.verdict import accuracy, advice, continued, points, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, privacy_text
@@ -136,7 +136,7 @@ def tiles(record: RunRecord) -> list[Tile]:
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:
-            note = "; ".join(filter(None, (mode(gain.trained), against_start(gain, record))))
+            note = f"{points(gain)} over {start(record)}, {accuracy(gain.baseline)}"
             made.append(Tile(label, accuracy(gain.trained), note))
         elif first is not None:
             made.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))

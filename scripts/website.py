@@ -18,12 +18,9 @@ import fedssl
 from fedssl.cli.main import app
 from fedssl.core.registry import Registry
 from fedssl.core.settings import summary_of
-from fedssl.encoders.export.formats import FORMATS
-from fedssl.evaluation.protocols import PROTOCOLS
 from fedssl.experiment.config.layers import preset_description, preset_names
 from fedssl.experiment.config.messages import describe_settings
 from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
-from fedssl.experiment.progress.loggers import LOGGERS
 from fedssl.networks.backbones import BACKBONES
 
 REMARK = re.compile(r"^\s+(\w+): .*?  # (?!noqa|type:)(.+)$", re.MULTILINE)  # `key: int = 1,  # what it is`
@@ -151,11 +148,8 @@ def presets_page() -> str:
     """The presets and the algorithms that can be put behind them."""
     lines = ["# Presets and algorithms", "", "`fedssl run PRESET` or `fedssl run PRESET+ALGORITHM`.", ""]
     for title, folder in {"Presets": "", "Algorithms": "algorithms"}.items():
-        names = preset_names(folder) if folder else preset_names()
-        described = {name: preset_description(name, folder) if folder else preset_description(name) for name in names}
-        lines += [f"## {title}", "", *_table(("name", "what"), [(f"`{k}`", v) for k, v in described.items()])]
-    for title, registry in {"Protocols": PROTOCOLS, "Export formats": FORMATS, "Loggers": LOGGERS}.items():
-        lines += [f"## {title}", "", *_table(("name",), [(f"`{name}`",) for name in registry])]
+        rows = [(f"`{name}`", preset_description(name, folder)) for name in preset_names(folder)]
+        lines += [f"## {title}", "", *_table(("name", "what"), rows)]
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ help:
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make check-timm  the newest torch, torchvision, timm and huggingface_hub: networks, weights and exports (some GB)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
-	@echo "make results  the tables of docs/results.md from the records in results/"
+	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
 	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
@@ -68,6 +68,7 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
+	$(BIN)/python -m scripts.frontier
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -10,6 +10,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
 from fedssl.deployment.limits import Limits
+from fedssl.deployment.network import proxy_for
 from fedssl.deployment.site_run import LOG, claim_state
 from fedssl.deployment.supervision import (
     Child,
@@ -94,7 +95,7 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     if site.roster is not None:
         say(f"{site.name}: {_roster(site.roster, site.name)}")
     while True:
-        why = reachable(host, port, site.ca)
+        why = reachable(host, port, site.ca, proxy=proxy_for(host, tls=site.ca is not None))
         if why:
             patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
             continue

@@ -93,7 +93,7 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
     if site.roster is not None:
-        say(f"{site.name}: {_roster(site.roster, site.name)}")
+        say(f"{site.name}: {about_roster(site.roster, site.name)}")
     while True:
         why = reachable(host, port, site.ca, proxy=proxy_for(host, tls=site.ca is not None))
         if why:
@@ -146,7 +146,7 @@ def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
     say(f"warning: {text}")
 
 
-def _roster(path: Path, name: str) -> str:
+def about_roster(path: Path, name: str) -> str:
     """Refuses a roster without this site, and says by what it can be compared on the phone."""
     need("secure", "--roster")
     from fedssl.federation.secure.keys import fingerprint, read_roster

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -18,6 +19,7 @@ from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import size_text
 from fedssl.data.own.layouts import find_images
 from fedssl.deployment.network import connect, proxy_for, without_proxy
+from fedssl.deployment.policy import load_policy
 from fedssl.deployment.site import Site, about_roster
 from fedssl.deployment.site_run import claim_state
 from fedssl.deployment.supervision import split_address
@@ -39,8 +41,8 @@ class Line:
         return f"{ {True: 'ok', False: 'NO', None: '–'}[self.holds]:3} {self.what:7} {self.text}"
 
 
-def check_site(site: Site, policy: Callable[[], str]) -> Iterator[Line]:
-    """One line after the other, as soon as it is known; `policy` says in words what holds at this site."""
+def check_site(site: Site, policy: Path | None = None) -> Iterator[Line]:
+    """One line after the other, as soon as it is known; `policy` is the file with this site's, if it has one."""
     way, reached = _Way(site), True
     steps = (("DNS", way.name), ("port", way.port), ("TLS", way.tls), ("CA", way.ca), ("clock", way.clock))
     for what, look in steps:
@@ -52,7 +54,7 @@ def check_site(site: Site, policy: Callable[[], str]) -> Iterator[Line]:
         yield _looked("roster", lambda: about_roster(roster, site.name))
     yield _looked("disk", lambda: _disk(site))
     yield _looked("images", lambda: _images(site.data))
-    yield _looked("policy", policy)
+    yield _looked("policy", lambda: _policy(policy, site.roster))
 
 
 def _looked(what: str, look: Callable[[], str]) -> Line:
@@ -78,7 +80,7 @@ class _Way:
             found = socket.getaddrinfo(self.host, self.number, type=socket.SOCK_STREAM)
         except OSError:
             raise FedsslError(
-                f"{self.host} has no address here: check the name in --server; if only a proxy knows it, set HTTPS_PROXY"
+                f"{self.host} has no address here: check the name in --server; if a proxy knows it, set HTTPS_PROXY"
             ) from None
         return f"{self.host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}"
 
@@ -191,7 +193,10 @@ def _introduce(site: Site, key: Any) -> str:
 
     os.environ.update(without_proxy())
     public = public_key_to_bytes(key.public_key())
-    signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    signs: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
     request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
     try:
         with FleetHttpClient.from_server_address(site.server, False, str(site.ca), interceptors=signs) as client:
@@ -233,3 +238,13 @@ def _images(place: str) -> str:
     if len(found.samples) < 2:
         raise FedsslError(f"--data: {place}: {len(found.samples)} images: at least 2 are needed (fedssl data inspect)")
     return f"{len(found.samples):,} in {place}; not decoded yet: `fedssl data inspect` does that"
+
+
+def _policy(path: Path | None, roster: Path | None) -> str:
+    if path is None:
+        return "none given (--policy): what `fedssl client --help` says holds"
+    policy = load_policy(path, {})
+    if policy.require_secure_aggregation and roster is None:
+        raise FedsslError(f"{path}: require_secure_aggregation needs --roster: see `fedssl certificates roster`")
+    said = ", ".join(f"{field} {value}" for field, value in policy.as_node().items())
+    return f"{path}: {said or 'nothing but the defaults'}"

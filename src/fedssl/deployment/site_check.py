@@ -59,9 +59,9 @@ def check_site(site: Site, policy: Path | None = None) -> Iterator[Line]:
 
 def _looked(what: str, look: Callable[[], str]) -> Line:
     try:
-        return Line(what, True, printable(look()))
+        return Line(what, True, look())
     except FedsslError as error:
-        return Line(what, False, printable(str(error)))
+        return Line(what, False, str(error))
 
 
 class _Way:
@@ -163,7 +163,7 @@ class _Way:
 
 def _common_name(name: x509.Name) -> str:
     found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return str(found[0].value) if found else name.rfc4514_string()
+    return printable(str(found[0].value) if found else name.rfc4514_string())
 
 
 def _key(site: Site, ask: bool) -> str:
@@ -205,7 +205,7 @@ def _introduce(site: Site, key: Any) -> str:
     except httpx.HTTPStatusError as error:
         raise FedsslError(f"{site.key}: {_refusal(error.response.status_code, error.response.text)}") from None
     except (httpx.HTTPError, RuntimeError) as error:
-        raise FedsslError(f"{site.server}: did not answer as a fedssl server does ({error})") from None
+        raise FedsslError(f"{site.server}: did not answer as a fedssl server does ({printable(str(error))})") from None
     return "the server knows it"
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from flwr.app import Error, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedssl.deployment.apps import AtSite
 from fedssl.deployment.server_run import key_bytes
-from fedssl.deployment.site_run import log_of, name_of, open_side
 from fedssl.federation.engines.flower.api import Context, ErrorCode, Message
 from fedssl.federation.engines.flower.client_app import make_client_app
 
@@ -66,7 +66,7 @@ def grid_of_sites(folder, names, keys=None, **more):
 
     `keys`: a folder with their NAME.key and NAME.pub and a roster, by which the nodes are known, too.
     """
-    client_app = make_client_app(open_side, name_of, log_of)
+    client_app = make_client_app(AtSite())
 
     def answer(message, node_id):
         name = names[node_id]

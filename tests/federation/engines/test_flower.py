@@ -1,6 +1,7 @@
 """Tasks over a Flower grid: the same bits as in one process, and nodes that die, hang, lie or are strangers."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fedssl.experiment.backends import OneMachine
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower import client_app as flower_client
 from fedssl.federation.engines.flower.api import Array, ArrayRecord, ErrorCode, Message
-from fedssl.federation.engines.flower.client_app import Side, make_client_app
+from fedssl.federation.engines.flower.client_app import Host, Side, make_client_app
 from fedssl.federation.engines.flower.directory import ByKey, ByName, Numbered
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.engines.flower.messages import (
@@ -44,8 +45,31 @@ class OverMessages(OneMachine):
         return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=1.0, pause=0.0)
 
 
+@dataclass
+class Place(Host):
+    """Where an app runs that has this side, or none."""
+
+    path: object
+    side: object = None
+    refusal: Exception | None = None
+
+    def open(self, node, about):
+        if self.refusal:
+            raise self.refusal
+        return self.side
+
+    def admit(self, node, about):
+        self.open(node, about)
+
+    def log(self, node):
+        return self.path
+
+    def name(self, node):
+        return node.get("name", "anybody")
+
+
 def answering(side, node_config=None):
-    app = make_client_app(lambda node, about: side, lambda node: "anybody", lambda node: side.log)
+    app = make_client_app(Place(side.log, side))
     return lambda message, node_id: app(message, context(node_config or {}))
 
 
@@ -377,10 +401,7 @@ def test_what_goes_wrong_at_a_client_is_in_its_own_log_only(tmp_path):
     [(StorageError("full"), "disk"), (FedsslError("no images"), "refused"), (KeyError("x"), "exception")],
 )
 def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
-    def refuse(node, about):
-        raise raised
-
-    app = make_client_app(refuse, lambda node: "", lambda node: tmp_path / "log.jsonl")
+    app = make_client_app(Place(tmp_path / "log.jsonl", refusal=raised))
     sent = task([1.0], [2.0])
     content = pack_task(sent, pack_tensors(sent.global_weights, {}), {})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
@@ -389,7 +410,7 @@ def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
 
 
 def test_a_task_that_says_nonsense_is_a_code_and_tells_the_server_nothing(tmp_path):
-    app = make_client_app(None, lambda node: "", lambda node: tmp_path / "log.jsonl")
+    app = make_client_app(Place(tmp_path / "log.jsonl"))
     content = record({"client": None, "round": ["x"], "about": {}})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
     assert unpack_reply(reply, tmp_path / "upload", 10**6) == Failure(-1, -1, "refused")
@@ -450,7 +471,7 @@ def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
 
 
 def test_an_app_says_its_name():
-    app = make_client_app(None, lambda node: node["name"], None)
+    app = make_client_app(Place(None))
     reply = app(Message(record({}), dst_node_id=1, message_type="query"), context({"name": "north"}))
     assert json.loads(reply.content["facts"]["json"]) == {"name": "north"}
 

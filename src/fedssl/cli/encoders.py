@@ -28,7 +28,7 @@ def models() -> None:
         typer.secho(model.name, bold=True)
         typer.echo(f"  {model.description}")
         typer.echo(f"  images {model.images}, {model.features} features; {model.accuracy}")
-        typer.echo(f"  card and weights: {model.folder}")
+        typer.echo(f"  trained on {model.data}; card and weights: {model.folder}")
 
 
 @encoders_app.command()

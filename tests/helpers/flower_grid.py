@@ -61,6 +61,12 @@ def context(node_config):
     return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
 
 
+def answering(side, node_config=None):
+    """The answer of nodes that all have this side of a run."""
+    app = make_client_app(lambda node, about: side, lambda node: "anybody", lambda node: side.log)
+    return lambda message, node_id: app(message, context(node_config or {}))
+
+
 def grid_of_sites(folder, names, keys=None, **more):
     """The sites of a deployment under one folder, each with its images in `sites/NAME` and its state beside them.
 

@@ -28,7 +28,7 @@ from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, Trai
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.rounds import ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
-from tests.helpers.flower_grid import FakeGrid, context, node, unavailable
+from tests.helpers.flower_grid import FakeGrid, answering, context, node, unavailable
 from tests.helpers.small import make_client, make_method, make_server, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
@@ -42,11 +42,6 @@ class OverMessages(OneMachine):
         grid = FakeGrid([node(number) for number in range(6)], answer)
         places = {"grid": grid, "directory": Numbered(grid, 6), "folder": run.folder.path}
         return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=1.0, pause=0.0)
-
-
-def answering(side, node_config=None):
-    app = make_client_app(lambda node, about: side, lambda node: "anybody", lambda node: side.log)
-    return lambda message, node_id: app(message, context(node_config or {}))
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -67,6 +67,7 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
+	$(BIN)/python -m scripts.methods
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak

@@ -231,7 +231,7 @@ CASES = (
     Case("ssd", ssd),
     Case("fedx", fedx),
     Case("fedsc", fedsc),
-    Case("simclr", decorrelated_simclr, training=LocalTraining(decorrelation=0.1), label="simclr + feddecorr"),
+    Case("simclr", decorrelated_simclr, training=LocalTraining(decorrelation=0.1), label="+feddecorr"),
 )
 
 

@@ -1,6 +1,6 @@
 """The numbers of docs/methods.md that are no table of runs: what a step costs and how accurate each method is.
 
-    python -m scripts.methods     fills them in from results/step-costs.json and results/methods/
+python -m scripts.methods     fills them in from results/step-costs.json and results/methods/
 """
 
 import re

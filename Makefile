@@ -87,6 +87,7 @@ bench: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.methods
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.deployment import server_run
+from fedssl.deployment import server_run, site_run
 from fedssl.deployment.agreement import in_words
 from fedssl.deployment.apps import AtSite
 from fedssl.deployment.audit import Audit, verified
@@ -28,11 +28,12 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import Experiment, load
 from fedssl.experiment.progress.views import QuietView
 from fedssl.federation.checkpoint import CheckpointStore
+from fedssl.federation.client import Client
 from fedssl.federation.engines.flower import engine as engine_module
 from fedssl.federation.engines.flower.api import Message
 from fedssl.federation.engines.flower.client_app import make_client_app
-from fedssl.federation.engines.flower.messages import facts_of, pack_task, pack_tensors
-from fedssl.federation.messages import ClientError, TrainTask
+from fedssl.federation.engines.flower.messages import facts_of, pack_task, pack_tensors, unpack_reply
+from fedssl.federation.messages import ClientError, Failure, GlobalWeights, TrainTask
 from fedssl.federation.privacy.budget import epsilon_after
 from tests.helpers.deployed import SETTINGS, write_images
 from tests.helpers.flower_grid import context, grid_of_sites
@@ -87,12 +88,11 @@ def test_a_run_waits_for_approval_and_ends_with_the_bits_of_one_process(tmp_path
     for number, name in enumerate(NAMES):
         write_images(tmp_path / "sites" / name, number, count=16)
     strict = {"approval": "ask", "share-reasons": "True", "methods": "simclr", "max-rounds": "3", "max-hours": "1"}
-    waited, shown = [], []
+    shown = []
 
     def person(text):
-        if "for north, south to approve the run" in text and not waited:
+        if "for north, south to approve the run" in text and not shown:
             shown.extend(fedssl("approve", "a1", "--yes", "--state", tmp_path / name / "state") for name in NAMES)
-        waited.append(text)
 
     said = deployed(tmp_path, grid_of_sites(tmp_path, NAMES, **strict), person)
     silos = {"data.path": str(tmp_path / "sites"), "data.layout": "silos", "data.labels": False}
@@ -131,7 +131,7 @@ def test_a_site_leaves_a_run_and_comes_back_and_both_sides_record_it(tmp_path):
     took_part = [[client["client"] for client in line["clients"]] for line in lines_of(tmp_path / "run/rounds.jsonl")]
     assert took_part == [[], [0, 1], [1], [0, 1]]
     events = [line["event"] for line in verified(state / "audit.jsonl")[0]]
-    assert events == ["task", "reply", "task", "left", "reply", "joined", "task", "reply"]
+    assert events == ["task", "reply", "left", "task", "reply", "joined", "task", "reply"]
 
 
 def test_a_site_that_never_approves_is_named_and_asked_before_weights_are_sent_again(tmp_path):
@@ -169,24 +169,19 @@ def sent_to(side, told, round_number=1, accepted=None):
 
 
 def test_a_reason_leaves_only_where_the_policy_shares_it(tmp_path):
-    task = TrainTask(0, 1, None, AtSites)
-    content = pack_task(task, pack_tensors_of_nothing(), about())
-    for policy, reason in [({}, None), ({"share-reasons": "True"}, "rounds: the server asks for 3, this site gives 2")]:
-        app_ = make_client_app(AtSite())
+    content = pack_task(TrainTask(0, 1, None, GlobalWeights.EMPTY), pack_tensors(GlobalWeights.EMPTY, {}), about())
+    reason = "rounds: the server asks for 3, this site gives 2 at most"
+    for policy, shared in [({}, {}), ({"share-reasons": "True"}, {"reason": reason})]:
         message = Message(content, dst_node_id=1, message_type="train")
-        facts = facts_of(app_(message, context(node(tmp_path, **{"max-rounds": "2"}, **policy))))
-        assert facts["code"] == "refused"
-        assert (facts.get("reason") or "")[:46] == (reason or "")
+        side = node(tmp_path, **{"max-rounds": "2"}, **policy)
+        reply = make_client_app(AtSite())(message, context(side))
+        assert facts_of(reply) == {"client": 0, "round": 1, "code": "refused", **shared}
+        got = unpack_reply(reply, tmp_path / "upload", 0)
+        assert got == Failure(0, 1, "refused", shared.get("reason", ""))
     log = lines_of(tmp_path / "state/failures.jsonl")
-    assert all("rounds: the server asks for 3" in line["detail"] for line in log), "the site knows it in any case"
+    assert all(reason in line["detail"] for line in log), "the site knows it in any case"
     left = [[part["name"] for part in line["left"]] for line in verified(tmp_path / "state/audit.jsonl")[0][1::2]]
     assert left == [["code: refused"], ["code: refused", "reason"]]
-
-
-def pack_tensors_of_nothing():
-    from fedssl.federation.messages import GlobalWeights
-
-    return pack_tensors(GlobalWeights.EMPTY, {})
 
 
 def test_epsilon_is_spent_by_what_left(tmp_path):
@@ -211,25 +206,26 @@ def test_epsilon_is_spent_by_what_left(tmp_path):
 
 def test_withdrawn_images_are_accepted_when_somebody_says_so_and_recorded(tmp_path):
     write_images(tmp_path / "images", 0, 16)
-    told = about()
-    assert sent_to(node(tmp_path), told)["num_examples"] == 16
-    (tmp_path / "images/image-003.png").unlink()
-    from fedssl.deployment import site_run
+    told, accepting = about(), node(tmp_path, **{"accept-changed-data": "yes"})
 
-    site_run._made.cache_clear()  # every task is a process of its own
-    assert sent_to(node(tmp_path), told, 2, 1)["code"] == "exception"
-    accepted = node(tmp_path, **{"accept-changed-data": "yes"})
-    assert sent_to(accepted, told, 1)["num_examples"] == 15, "what was trained with the image is not sent again"
-    assert sent_to(accepted, told, 2, 1)["num_examples"] == 15
-    lines, _ = verified(tmp_path / "state/audit.jsonl")
-    assert [line["event"] for line in lines if line["event"] == "data-changed"] == []
+    def withdraw(number):
+        (tmp_path / f"images/image-{number:03d}.png").unlink()
+        site_run._made.cache_clear()  # every task is a process of its own
+
+    assert sent_to(node(tmp_path), told)["num_examples"] == 16
+    withdraw(3)
+    assert "code" in sent_to(node(tmp_path), told, 2, 1), "nobody accepted it"
+    assert sent_to(accepting, told, 2, 1)["num_examples"] == 15
     assert sent_to(node(tmp_path), told, 3, 2)["num_examples"] == 15, "what was accepted stays so"
+    withdraw(4)
+    assert sent_to(accepting, told, 3, 2)["num_examples"] == 14, "what was trained with the image is not sent again"
+    changed = [line for line in verified(tmp_path / "state/audit.jsonl")[0] if line["event"] == "data-changed"]
+    assert [line["round"] for line in changed] == [2, 3]
+    assert changed[0]["data"] == changed[1]["data_before"]
 
 
 def test_a_result_does_not_leave_when_the_site_left_meanwhile_or_it_cannot_be_recorded(tmp_path, monkeypatch):
     write_images(tmp_path / "images", 0, 16)
-    from fedssl.federation.client import Client
-
     train = Client.train
 
     def and_leave(self, *values):

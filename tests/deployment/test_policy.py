@@ -112,7 +112,7 @@ def test_rounds_hours_and_uploads_are_counted_at_the_site():
     for spent, number, told in [
         (Spent(3, 1.0, 3, "x"), 4, "max_rounds: 3 uploads left this site, it gives a run 3"),
         (Spent(4, 1.0, 3, "x"), 3, "max_rounds: 4 uploads"),  # the same round with other weights, again and again
-        (Spent(1, 2.0, 1, "x"), 2, r"max_hours: this site worked 2\.0 h for the run, it gives 2"),
+        (Spent(1, 2.0, 1, "x"), 2, r"max_hours: this site worked 2\.0 hours for the run, it gives 2"),
         (Spent(), 11, "round 11: the run has 10"),
     ]:
         with pytest.raises(FedsslError, match=told):

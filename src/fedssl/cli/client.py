@@ -114,6 +114,49 @@ def client(
         take_part(site, typer.echo, wait)
 
 
+@client_app.command("check")
+def client_check(
+    name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],
+    data: Annotated[str, typer.Option(help="this site's images")] = "",
+    state: Annotated[Path | None, typer.Option(help="what this client keeps  [default: state/NAME]")] = None,
+    ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
+    key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
+    roster: Annotated[Path | None, typer.Option(help="the keys of all sites  [default: keys/roster]")] = None,
+    policy: Annotated[Path | None, typer.Option(help="this site's policy.toml")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
+) -> None:
+    """Whether this site can take part: a line for each thing that it needs, with the remedy; exit code 0 if all hold.
+
+    Give it the options that `fedssl client` will get. It asks the server, starts nothing, and reads no image.
+
+    Example:
+
+      fedssl client check --name north --server fl.example.org:443 --data /images
+    """
+    need("flower", "fedssl client check")
+    from fedssl.core.settings import check_client_name
+    from fedssl.deployment.site import Site
+    from fedssl.deployment.site_check import check_site
+
+    check_client_name(name, "--name")
+    site = Site(
+        name=name,
+        server=server,
+        state=state or Path("state") / name,
+        data=data,
+        ca=None if insecure else ca,
+        key=None if insecure else key or Path("keys") / f"{name}.key",
+        roster=_roster(roster),
+    )
+    all_hold = True
+    for line in check_site(site, policy):
+        typer.echo(line)
+        all_hold = all_hold and bool(line.holds)
+    if not all_hold:
+        raise typer.Exit(1)
+
+
 def _roster(given: Path | None) -> Path | None:
     usual = Path("keys/roster")
     return given.absolute() if given else usual.absolute() if usual.is_file() else None

@@ -34,6 +34,9 @@ def server(
     keys: Annotated[Path, typer.Option(help="folder with the clients' public keys, NAME.pub")] = Path("keys"),
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
     insecure_anywhere: InsecureAnywhere = False,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="a proxy before this server ends TLS: clients must come through it")
+    ] = False,
     force: Force = False,
 ) -> None:
     """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
@@ -67,6 +70,7 @@ def server(
         certificate=certificate,
         keys={} if insecure else public_keys(keys, config.flower.clients),
         insecure_anywhere=insecure_anywhere,
+        behind_proxy=behind_proxy,
         force=force,
     )
     with stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):

@@ -9,6 +9,7 @@ from typing import Any
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
+from fedssl.deployment.network import proxy_for
 from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_run import LOG, claim_state
 from fedssl.deployment.supervision import (
@@ -94,9 +95,9 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
     if site.roster is not None:
-        say(f"{site.name}: {_roster(site.roster, site.name)}")
+        say(f"{site.name}: {about_roster(site.roster, site.name)}")
     while True:
-        why = reachable(host, port, site.ca)
+        why = reachable(host, port, site.ca, proxy=proxy_for(host, tls=site.ca is not None))
         if why:
             patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
             continue
@@ -147,7 +148,7 @@ def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
     say(f"warning: {text}")
 
 
-def _roster(path: Path, name: str) -> str:
+def about_roster(path: Path, name: str) -> str:
     """Refuses a roster without this site, and says by what it can be compared on the phone."""
     need("secure", "--roster")
     from fedssl.federation.secure.keys import fingerprint, read_roster

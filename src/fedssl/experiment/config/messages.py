@@ -53,7 +53,8 @@ def _default_text(default: Any) -> str:
 def describe_type(field: FieldInfo) -> str:
     """A field's type and range in words, such as 'a number from 0 to 1'."""
     if registry := next((one for one in field.metadata if isinstance(one, Registry)), None):
-        return f"one of {', '.join(dict.fromkeys(filter(None, [field.default, *registry])))}"
+        default = [] if field.is_required() else [field.default]
+        return f"one of {', '.join(dict.fromkeys(filter(None, [*default, *registry])))}"
     schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()  # type: ignore[arg-type]
     return " or ".join(
         _describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"}

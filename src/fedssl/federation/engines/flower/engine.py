@@ -37,7 +37,7 @@ MOST_ERRORS = 3
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 ASK_AGAIN = 15.0  # seconds between two questions to a site that is not ready
-A_DAY = 86_400.0
+A_DAY = 86_400.0  # seconds where nobody said how long: no wait is without an end
 ASKED_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
 NOT_YET = {"approval": "approve the run", "closed": "open: it is outside its hours"}
 

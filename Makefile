@@ -9,7 +9,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
 TORCH_FROM ?=
 
-.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench results soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench results docs soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -24,6 +24,7 @@ help:
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
+	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
 	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
@@ -86,6 +87,11 @@ bench: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.methods
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
@@ -95,5 +101,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

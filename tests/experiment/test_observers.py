@@ -1,4 +1,4 @@
-"""Observers of the caller: told of the start, every round and the end; what one raises ends a run that can be resumed."""
+"""Observers of the caller: told of start, rounds and end; what one raises ends a run that can be resumed."""
 
 import pytest
 

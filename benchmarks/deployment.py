@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 IMAGES = 8  # of each client: one batch
 
 
@@ -46,17 +48,17 @@ def main() -> None:
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     names = [f"site-{number}" for number in range(options.clients)]
     security = ["--insecure"] if options.insecure else make_keys(folder, names)
-    port, peaks = free_port(), Peaks()
+    port, watch = free_port(), Watch(folder / "run/rounds.jsonl")
     with started(folder, names, security, port, options) as (server, clients):
-        peaks.follow({"server": server.pid, "client": clients[0].pid})
+        watch.follow({"server": [server.pid], "client": [one.pid for one in clients]})
         code = server.wait()
-        peaks.stop()
+        watch.stop()
     if code:
         raise SystemExit((folder / "server.txt").read_text())
-    return result(folder, options, peaks)
+    return result(folder, options, watch)
 
 
-def result(folder: Path, options: argparse.Namespace, peaks: "Peaks") -> dict[str, Any]:
+def result(folder: Path, options: argparse.Namespace, watch: "Watch") -> dict[str, Any]:
     rounds = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()][1:]
     beyond = [one["seconds"] - max(client["seconds"] for client in one["clients"]) for one in rounds]
     disk = {name: size_of(folder / place) for name, place in {"server": "run", "client": "state-site-0"}.items()}
@@ -69,8 +71,11 @@ def result(folder: Path, options: argparse.Namespace, peaks: "Peaks") -> dict[st
         "seconds beyond training, median of the others": statistics.median(beyond[1:]),
         "seconds beyond training, all": beyond,
         "aggregation seconds": statistics.median(one["aggregation_seconds"] for one in rounds),
-        "peak MB of all processes": {name: round(peak / 1e6) for name, peak in peaks.trees.items()},
-        "peak MB of the largest process": {name: round(peak / 1e6) for name, peak in peaks.largest.items()},
+        "CPU seconds of a round": watch.cpu_per_round(),
+        "CPU seconds of a round, all": round(sum(watch.cpu_per_round().values()), 1),
+        "peak MB of all processes": {name: round(peak / 1e6) for name, peak in watch.trees.items()},
+        "peak MB, by process": watch.at_peak,
+        "peak MB of the largest process": {name: round(peak / 1e6) for name, peak in watch.largest.items()},
         "MB on disk at the end": {name: round(size / 1e6) for name, size in disk.items()},
         "load when it ended": os.getloadavg()[0],
     }
@@ -147,41 +152,66 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-class Peaks:
-    """The largest memory (resident, shared pages counted once a process) of process trees, looked at every 0.2 s."""
+class Watch:
+    """Memory (resident) and CPU seconds of process trees, looked at every half second; CPU at the end of each round."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: Path) -> None:
+        self.rounds = rounds
         self.trees: dict[str, int] = defaultdict(int)
         self.largest: dict[str, int] = defaultdict(int)
+        self.at_peak: dict[str, dict[str, int]] = {}  # what the processes of a tree held then
+        self.marks: dict[int, dict[str, float]] = {}  # CPU seconds so far, by the number of rounds that are done
+        self._cpu: dict[int, tuple[str, float]] = {}
         self._stop = threading.Event()
 
-    def follow(self, roots: dict[str, int]) -> None:
-        self.thread = threading.Thread(target=self._look, args=(roots,), daemon=True)
+    def follow(self, roots: dict[str, list[int]]) -> None:
+        self.thread = threading.Thread(target=self._watch, args=(roots,), daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self.thread.join()
 
-    def _look(self, roots: dict[str, int]) -> None:
-        while not self._stop.wait(0.2):
-            parents, resident = processes()
-            for name, root in roots.items():
-                sizes = [size for pid, size in resident.items() if root in ancestors(pid, parents)]
-                self.trees[name] = max(self.trees[name], sum(sizes))
-                self.largest[name] = max(self.largest[name], *sizes, 0)
+    def cpu_per_round(self) -> dict[str, float]:
+        """CPU seconds of each kind of process in a round, the mean of those after the first."""
+        first, last = min(self.marks), max(self.marks)
+        kinds = sorted(self.marks[last])
+        spent = {kind: self.marks[last][kind] - self.marks[first].get(kind, 0.0) for kind in kinds}
+        return {kind: round(seconds / (last - first), 2) for kind, seconds in spent.items()}
+
+    def _watch(self, roots: dict[str, list[int]]) -> None:
+        while not self._stop.wait(0.5):
+            self._look(roots)
+
+    def _look(self, roots: dict[str, list[int]]) -> None:
+        done = len(self.rounds.read_text().splitlines()) - 1 if self.rounds.exists() else 0
+        found = {one.pid: one.info for one in psutil.process_iter(["ppid", "memory_info", "cpu_times", "cmdline"])}
+        parents = {pid: info["ppid"] for pid, info in found.items()}
+        for name, pids in roots.items():
+            tree = {pid: info for pid, info in found.items() if set(pids) & set(ancestors(pid, parents))}
+            for pid, info in tree.items():
+                kind = f"{name}: {kind_of(info['cmdline'] or [])}" if info["cmdline"] else self._cpu.get(pid, ("", 0))[0]
+                self._cpu[pid] = kind, info["cpu_times"].user + info["cpu_times"].system
+            own = {pid: info for pid, info in tree.items() if pids[0] in ancestors(pid, parents)}  # the first one's
+            self._note_memory(name, {pid: info["memory_info"].rss for pid, info in own.items()})
+        if done > 0 and done not in self.marks:
+            totals: dict[str, float] = defaultdict(float)
+            for kind, seconds in self._cpu.values():
+                totals[kind] += seconds
+            self.marks[done] = dict(totals)
+
+    def _note_memory(self, name: str, sizes: dict[int, int]) -> None:
+        self.largest[name] = max(self.largest[name], *sizes.values(), 0)
+        if sum(sizes.values()) > self.trees[name]:
+            self.trees[name] = sum(sizes.values())
+            self.at_peak[name] = {self._cpu[pid][0]: round(size / 1e6) for pid, size in sizes.items()}
 
 
-def processes() -> tuple[dict[int, int], dict[int, int]]:
-    """(parent, resident bytes) by pid."""
-    parents, resident = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            resident[int(path.name)] = int((path / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-        except OSError:
-            continue  # it has just ended
-    return parents, resident
+KINDS = ("superlink", "supernode", "superexec", "flwr-serverapp", "flwr-clientapp")
+
+
+def kind_of(command: list[str]) -> str:
+    return next((kind for kind in KINDS if any(kind in word for word in command[:3])), "supervisor")
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> list[int]:

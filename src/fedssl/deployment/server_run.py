@@ -41,7 +41,7 @@ ERROR, APP_PID = "error.json", "app.pid"
 
 A_DAY = 86_400.0  # seconds for a client's part of a round where nobody said how long: no wait is without an end
 
-PAUSE = 1.0  # seconds between two looks for replies
+PAUSE = 1.0  # seconds between two looks for replies, at most
 
 
 @dataclass(frozen=True)

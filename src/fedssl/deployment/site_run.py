@@ -6,7 +6,7 @@ What it may ask for is bounded by the site's own limits, and by what it asked fo
 """
 
 import json
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,17 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
-from fedssl.core.files import write_atomically
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.limits import Limits, check_disk, check_settings, open_run
+from fedssl.deployment.site_folder import LOG, claim_state
 from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.build.parts import build, build_client
 from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
-from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.client_app import Side
@@ -35,7 +34,7 @@ from fedssl.federation.messages import ClientError
 if TYPE_CHECKING:
     from fedssl.federation.secure.client_side import SecureClient
 
-OWNER, LOG = "client.json", "failures.jsonl"
+THREADS = torch.get_num_threads()  # of a run that asks for no number
 
 
 def name_of(node: Raw) -> str:
@@ -58,23 +57,11 @@ def open_side(node: Raw, about: Raw) -> Side:
     folder = open_run(state / "runs", _run_name(about.get("run")), config, limits)
     if device := str(node.get("device", "")):
         config = resolve(config.as_raw() | {"device": device}, allow_code)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+    torch.set_num_threads(config.run.threads or THREADS)
     client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
     store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node, limits))
     check_disk(state, client.state_bytes(), limits)
     return Side(client, store, state / LOG, config.failures.client_timeout)
-
-
-def claim_state(state: Path, name: str) -> None:
-    """A state folder belongs to one client for ever: one that was copied or swapped is refused."""
-    state.mkdir(parents=True, exist_ok=True)
-    owner = state / OWNER
-    if not owner.exists():
-        write_atomically(owner, json.dumps({"client": name}) + "\n")
-    held_by = read_json(owner).get("client")
-    if held_by != name:
-        raise FedsslError(f"{state}: holds the state of {held_by!r}, not of {name!r}: give each client its own --state")
 
 
 def checked_settings(raw: Raw, allow_code: AllowCode = ()) -> Config:
@@ -97,7 +84,7 @@ def _run_name(run: object) -> str:
     return text
 
 
-@cache
+@lru_cache(maxsize=1)  # tasks of one run follow one another in this process; those of the next need its memory
 def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
     if where(config.data.factory) == "sites":

@@ -190,7 +190,9 @@ class Watch:
         for name, pids in roots.items():
             tree = {pid: info for pid, info in found.items() if set(pids) & set(ancestors(pid, parents))}
             for pid, info in tree.items():
-                kind = f"{name}: {kind_of(info['cmdline'] or [])}" if info["cmdline"] else self._cpu.get(pid, ("", 0))[0]
+                kind = (
+                    f"{name}: {kind_of(info['cmdline'] or [])}" if info["cmdline"] else self._cpu.get(pid, ("", 0))[0]
+                )
                 self._cpu[pid] = kind, info["cpu_times"].user + info["cpu_times"].system
             own = {pid: info for pid, info in tree.items() if pids[0] in ancestors(pid, parents)}  # the first one's
             self._note_memory(name, {pid: info["memory_info"].rss for pid, info in own.items()})

@@ -26,7 +26,7 @@ class Link:
             (node,) = nodes_of(ASK, body) or {0}
             answer = self.tasks.pop(node, b"")
         elif scope["path"] == TASKS:
-            self.tasks |= {node: b"a task" for node in nodes_of(TASKS, body)}
+            self.tasks |= dict.fromkeys(nodes_of(TASKS, body), b"a task")
         await send({"type": "http.response.start", "status": self.status})
         await send({"type": "http.response.body", "body": answer})
 

@@ -60,7 +60,7 @@ class Link:
 
     def send(self, reply, tree, seconds):
         self.sent.append(reply)
-        return {one for one in get_all_nested_objects(reply)}, "session"
+        return set(get_all_nested_objects(reply)), "session"
 
     def push(self, run_id, session, name, content):
         self.pushed[name] = content
@@ -117,7 +117,7 @@ def test_a_message_that_stays_incomplete_is_asked_for_again(app, monkeypatch):
 
 def test_what_is_wrong_with_a_message_is_said_here_and_not_to_the_server(app, monkeypatch, capfd):
     link = Link(task(b"x"))
-    link.objects = {name: b"ArrayChunk,,3\0\0\0secret" for name in link.objects}
+    link.objects = dict.fromkeys(link.objects, b"ArrayChunk,,3\x00\x00\x00secret")
     reply = served(link, app, monkeypatch)
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert reply.error.reason == "a message that cannot be answered"

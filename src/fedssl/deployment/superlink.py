@@ -16,6 +16,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any
 
+from fedssl.core.memory import keep_freed_memory
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.federation.worker_processes import die_with_the_parent
 
@@ -157,6 +158,7 @@ def only(accepted: str, store: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> None:
     die_with_the_parent(signal.SIGTERM)
+    keep_freed_memory()  # every message comes in blocks of 5 MiB
     import_module("fedssl.federation.engines.flower.api")  # telemetry off, before flwr is imported
     middleware = import_module("starlette.middleware").Middleware
     extensions: Any = import_module("flwr.superlink.extensions")

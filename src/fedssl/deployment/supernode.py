@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedssl.core.memory import give_back
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.site import Start
 from fedssl.federation.engines.flower.api import ClientApp, Context, ErrorCode, Message, RecordDict
@@ -67,6 +68,8 @@ class Node:
         reply = self._reply(message, tree)
         print(f"round {about.group_id}: Sending: {about.message_type} message, {time.monotonic() - begun:.1f} s")
         self._deliver(reply, time.monotonic() - begun)
+        del reply
+        give_back()  # a site that waits needs no memory
 
     def _reply(self, message: Message, tree: Any) -> Message:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError

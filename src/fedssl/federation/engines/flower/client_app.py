@@ -57,6 +57,7 @@ def _answer(
     try:
         facts = facts_of(message)
         order = unpack_task(message)
+        message.content.clear()  # its weights were copied: they are not held a second time while the client trains
         side = open_side(node, order.about)
         reply = attempt(side.client, side.store, order.task, time_limit=side.time_limit)
         if isinstance(reply, TrainResult):

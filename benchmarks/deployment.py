@@ -27,7 +27,8 @@ import psutil
 IMAGES = 8  # of each client: one batch
 
 
-def main() -> None:
+def options(words: list[str] | None = None) -> argparse.Namespace:
+    """Of the command line, or of `words`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
@@ -36,36 +37,40 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4096, help="hidden width; they end in half of it")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    given = options()
     folder = Path(tempfile.mkdtemp(prefix="fedssl-deployment-"))
     try:
-        print(json.dumps(measure(options, folder), indent=1))
+        print(json.dumps(measure(given, folder), indent=1))
     finally:
-        if not options.keep:
+        if not given.keep:
             shutil.rmtree(folder)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    names = [f"site-{number}" for number in range(options.clients)]
-    security = ["--insecure"] if options.insecure else make_keys(folder, names)
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    names = [f"site-{number}" for number in range(given.clients)]
+    security = ["--insecure"] if given.insecure else make_keys(folder, names)
     port, watch = free_port(), Watch(folder / "run/rounds.jsonl")
-    with started(folder, names, security, port, options) as (server, clients):
+    with started(folder, names, security, port, given) as (server, clients):
         watch.follow({"server": [server.pid], "client": [one.pid for one in clients]})
         code = server.wait()
         watch.stop()
     if code:
         raise SystemExit((folder / "server.txt").read_text())
-    return result(folder, options, watch)
+    return result(folder, given, watch)
 
 
-def result(folder: Path, options: argparse.Namespace, watch: "Watch") -> dict[str, Any]:
-    rounds = [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()][1:]
+def result(folder: Path, given: argparse.Namespace, watch: "Watch") -> dict[str, Any]:
+    rounds = rounds_of(folder)
     beyond = [one["seconds"] - max(client["seconds"] for client in one["clients"]) for one in rounds]
     disk = {name: size_of(folder / place) for name, place in {"server": "run", "client": "state-site-0"}.items()}
     return {
-        "network": f"{options.network}, width {options.width}",
-        "clients": options.clients,
-        "tls": not options.insecure,
+        "network": f"{given.network}, width {given.width}",
+        "clients": given.clients,
+        "tls": not given.insecure,
         "megabytes up, each": rounds[-1]["clients"][0]["bytes_up"] / 1e6,
         "seconds beyond training, first round": beyond[0],
         "seconds beyond training, median of the others": statistics.median(beyond[1:]),
@@ -81,24 +86,52 @@ def result(folder: Path, options: argparse.Namespace, watch: "Watch") -> dict[st
     }
 
 
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    """Without the zeroth, in which nobody trains."""
+    return [json.loads(line) for line in (folder / "run/rounds.jsonl").read_text().splitlines()][1:]
+
+
 @contextmanager
 def started(
-    folder: Path, names: list[str], security: list[str], port: int, options: argparse.Namespace
+    folder: Path, names: list[str], security: list[str], port: int, given: argparse.Namespace
 ) -> Iterator[tuple["subprocess.Popen[bytes]", list["subprocess.Popen[bytes]"]]]:
+    """A server and its clients."""
+    keys = security or ["--ca", "certificates/ca.pem"]
+    with started_server(folder, names, security, port, given) as server:
+        place = ["--server", f"127.0.0.1:{port}"]
+        own = [["--name", name, "--state", f"state-{name}"] for name in names]
+        clients = [fedssl(folder, f"{words[1]}.txt", "client", *words, *place, *keys) for words in own]
+        try:
+            yield server, clients
+        finally:
+            end(*clients)
+
+
+def end(*processes: "subprocess.Popen[bytes]") -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(60)
+
+
+@contextmanager
+def started_server(
+    folder: Path, names: list[str], security: list[str], port: int, given: argparse.Namespace
+) -> Iterator["subprocess.Popen[bytes]"]:
     settings = {
         "data.train_images": IMAGES * len(names),
         "data.test_images": 10,
         "data.image_size": 32,
         "partition.name": "iid",
         "partition.num_clients": len(names),
-        "network.name": options.network,
-        "network.width": options.width,
-        "network.head_hidden": options.heads,
-        "network.head_out": options.heads // 2,
+        "network.name": given.network,
+        "network.width": given.width,
+        "network.head_hidden": given.heads,
+        "network.head_out": given.heads // 2,
         "local_training.batch_size": IMAGES,
         "evaluation.every": 0,
         "evaluation.k": 2,
-        "rounds": options.rounds,
+        "rounds": given.rounds,
         "threads": 1,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -114,19 +147,11 @@ def started(
         "--out",
         "run",
     ]
-    keys = [] if "--insecure" in security else ["--ca", "certificates/ca.pem"]
-    processes = [fedssl(folder, "server.txt", *server, *words, *security)]
-    for name in names:
-        insecure = ["--insecure"] if "--insecure" in security else []
-        place = ["--server", f"127.0.0.1:{port}", "--state", f"state-{name}"]
-        processes.append(fedssl(folder, f"{name}.txt", "client", "--name", name, *place, *keys, *insecure))
+    process = fedssl(folder, "server.txt", *server, *words, *security)
     try:
-        yield processes[0], processes[1:]
+        yield process
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(60)
+        end(process)
 
 
 def fedssl(folder: Path, output: str, *arguments: str) -> "subprocess.Popen[bytes]":

@@ -40,7 +40,7 @@ SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.l
 
 ERROR, APP_PID = "error.json", "app.pid"
 
-PAUSE = 1.0  # seconds between two looks for replies
+PAUSE = 1.0  # seconds between two looks for replies, at most
 
 
 @dataclass(frozen=True)

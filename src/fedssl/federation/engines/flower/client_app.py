@@ -95,6 +95,7 @@ def _answer(message: Message, node: Facts, host: Host) -> TrainResult | Failure:
         facts = facts_of(message)
         order = unpack_task(message)
         about = order.about | {"round": order.task.round_number}
+        message.content.clear()  # its weights were copied: they are not held a second time while the client trains
         host.arrived(node, about)
         side = host.open(node, about)
         reply = attempt(side.client, side.store, order.task, time_limit=side.time_limit)

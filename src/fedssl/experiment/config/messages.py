@@ -62,6 +62,8 @@ def describe_type(field: FieldInfo) -> str:
 
 
 def _describe_schema(schema: Table) -> str:
+    if "words" in schema:
+        return str(schema["words"])
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     names = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}

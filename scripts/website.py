@@ -153,29 +153,16 @@ def presets_page() -> str:
     return "\n".join(lines)
 
 
-# Public beside the names at the top of the package.
-TO_USE = [
-    "fedssl.experiment.experiment.Experiment",
-    "fedssl.encoders.embed.embed",
-    "fedssl.encoders.finetune.fine_tune",
-    "fedssl.encoders.export.run.export_encoder",
-    "fedssl.encoders.evaluate.run.evaluate",
-    "fedssl.encoders.sklearn.Encoder",
-    "fedssl.reports.run_page.write_report",
-]
-TO_EXTEND = [
-    "fedssl.methods.base.SiameseMethod",
-    "fedssl.federation.model_communication.UpdateRule",
-    "fedssl.federation.model_aggregation.base.Aggregator",
-]
-
-
 def python_page() -> str:
-    """The public names of the package, by mkdocstrings."""
-    top = [getattr(fedssl, name) for name in fedssl.__all__]
-    used = dict.fromkeys([*(f"{one.__module__}.{one.__qualname__}" for one in top), *TO_USE])
+    """The public names of the package, and what a package of somebody else builds on; mkdocstrings fills them in."""
+    to_use = [*(f"fedssl.{name}" for name in fedssl.__all__), "fedssl.encoders.sklearn.Encoder"]
+    to_extend = [
+        "fedssl.methods.base.SiameseMethod",
+        "fedssl.federation.model_communication.UpdateRule",
+        "fedssl.federation.model_aggregation.base.Aggregator",
+    ]
     lines = ["# Python", ""]
-    for title, paths in {"To use": used, "To extend": TO_EXTEND}.items():
+    for title, paths in {"To use": to_use, "To extend": to_extend}.items():
         lines += [f"## {title}", "", *(f"::: {path}\n" for path in paths)]
     return "\n".join(lines)
 

@@ -87,6 +87,7 @@ bench: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.methods
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -96,6 +97,7 @@ soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
 
 format: $(STAMP)
+	$(BIN)/python -m fedssl.cli.registries
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -10,7 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedssl.deployment.apps import AtSite
 from fedssl.deployment.server_run import key_bytes
 from fedssl.federation.engines.flower.api import Context, ErrorCode, Message
-from fedssl.federation.engines.flower.client_app import make_client_app
+from fedssl.federation.engines.flower.client_app import Host, make_client_app
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
@@ -59,6 +59,35 @@ def unavailable(message, code=ErrorCode.NODE_UNAVAILABLE):
 
 def context(node_config):
     return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
+
+
+@dataclass
+class Place(Host):
+    """Where an app runs that has this side, or none."""
+
+    path: object
+    side: object = None
+    refusal: Exception | None = None
+
+    def open(self, node, about):
+        if self.refusal:
+            raise self.refusal
+        return self.side
+
+    def admit(self, node, about):
+        self.open(node, about)
+
+    def log(self, node):
+        return self.path
+
+    def name(self, node):
+        return node.get("name", "anybody")
+
+
+def answering(side, node_config=None):
+    """The answer of nodes that all have this side of a run."""
+    app = make_client_app(Place(side.log, side))
+    return lambda message, node_id: app(message, context(node_config or {}))
 
 
 def grid_of_sites(folder, names, keys=None, **more):

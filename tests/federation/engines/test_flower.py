@@ -1,7 +1,6 @@
 """Tasks over a Flower grid: the same bits as in one process, and nodes that die, hang, lie or are strangers."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fedssl.experiment.backends import OneMachine
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower import client_app as flower_client
 from fedssl.federation.engines.flower.api import Array, ArrayRecord, ErrorCode, Message
-from fedssl.federation.engines.flower.client_app import Host, Side, make_client_app
+from fedssl.federation.engines.flower.client_app import Side, make_client_app
 from fedssl.federation.engines.flower.directory import ByKey, ByName, Numbered
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.engines.flower.messages import (
@@ -29,7 +28,7 @@ from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, Trai
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.rounds import ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
-from tests.helpers.flower_grid import FakeGrid, context, node, unavailable
+from tests.helpers.flower_grid import FakeGrid, Place, answering, context, node, unavailable
 from tests.helpers.small import make_client, make_method, make_server, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
@@ -43,34 +42,6 @@ class OverMessages(OneMachine):
         grid = FakeGrid([node(number) for number in range(6)], answer)
         places = {"grid": grid, "directory": Numbered(grid, 6), "folder": run.folder.path}
         return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=1.0, pause=0.0)
-
-
-@dataclass
-class Place(Host):
-    """Where an app runs that has this side, or none."""
-
-    path: object
-    side: object = None
-    refusal: Exception | None = None
-
-    def open(self, node, about):
-        if self.refusal:
-            raise self.refusal
-        return self.side
-
-    def admit(self, node, about):
-        self.open(node, about)
-
-    def log(self, node):
-        return self.path
-
-    def name(self, node):
-        return node.get("name", "anybody")
-
-
-def answering(side, node_config=None):
-    app = make_client_app(Place(side.log, side))
-    return lambda message, node_id: app(message, context(node_config or {}))
 
 
 @pytest.mark.parametrize("name", PRESETS)

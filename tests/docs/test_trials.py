@@ -4,7 +4,7 @@ import pytest
 
 from fedssl.experiment.config.layers import preset_names, typed_config
 from fedssl.methods import METHODS
-from scripts import methods, trials
+from scripts import frontier, methods, trials
 from tests.helpers.small import TINY
 
 LISTS = {one.name: one for one in trials.lists()}
@@ -76,3 +76,12 @@ def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):
     assert min(record["core_seconds"].values()) >= 0
     assert trials.row(trial, [record]).startswith("| `tiny` | 1 | ")
     assert trials.changes(trial) == "- `tiny`: network.stem whitened"
+
+
+def test_the_frontier_has_what_no_cheaper_trial_beats():
+    costs_and_accuracies = [(300, 58.0), (60, 50.0), (120, 49.0), (100, 52.0)]
+    records = [
+        {"core_seconds": {"training": seconds}, "trained": {"linear": linear}}
+        for seconds, linear in costs_and_accuracies
+    ]
+    assert [frontier.minutes(one) * 60 for one in frontier.best_so_far(records)] == [60, 100, 300]

@@ -8,6 +8,7 @@ import typer
 from fedssl import __version__
 from fedssl.cli import deployment
 from fedssl.cli.bench import bench_app
+from fedssl.cli.client import client_app
 from fedssl.cli.data import data_app
 from fedssl.cli.encoders import encoders_app
 from fedssl.cli.paper import paper_app
@@ -29,6 +30,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(bench_app, name="bench")
 app.add_typer(deployment.deployment_app)
+app.add_typer(client_app, name="client")
 app.add_typer(deployment.certificates_app, name="certificates")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
-from fedssl.deployment.limits import Limits
+from fedssl.deployment.network import proxy_for
+from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_run import LOG, claim_state
 from fedssl.deployment.supervision import (
     Child,
@@ -40,7 +41,8 @@ class Site:
     device: str = ""
     allow_code: tuple[str, ...] = ()
     insecure_anywhere: bool = False
-    limits: Limits = field(default_factory=Limits)
+    accept_changed_data: bool = False  # images were withdrawn since: said by a person, and recorded
+    policy: Policy = field(default_factory=Policy)
 
     def check(self) -> None:
         host, _ = split_address(self.server)
@@ -51,7 +53,7 @@ class Site:
         for path in (self.ca, self.key, self.roster):
             if path is not None and not path.is_file():
                 raise FedsslError(f"{path}: there is no such file")
-        if self.limits.require_secure_aggregation and self.roster is None:
+        if self.policy.require_secure_aggregation and self.roster is None:
             raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
         if self.data and not Path(self.data).exists():
             raise FedsslError(f"--data: {self.data}: there is no such folder or file")
@@ -70,7 +72,7 @@ class Site:
         return module(NODE, "--superlink", self.server, *security, *local, "--node-config", config)
 
     def _node(self) -> dict[str, str]:
-        given: dict[str, str | Path | None] = {
+        given: dict[str, str | bool | Path | None] = {
             "name": self.name,
             "state": str(self.state.absolute()),
             "data": self.data and str(Path(self.data).absolute()),
@@ -78,7 +80,8 @@ class Site:
             "key": self.roster and self.key and str(self.key),
             "roster": self.roster and str(self.roster),
             "allow-code": ",".join(self.allow_code),
-            **self.limits.as_node(),
+            "accept-changed-data": self.accept_changed_data and "yes",
+            **self.policy.as_node(),
         }
         return {key: str(value) for key, value in given.items() if value}
 
@@ -92,9 +95,9 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
     if site.roster is not None:
-        say(f"{site.name}: {_roster(site.roster, site.name)}")
+        say(f"{site.name}: {about_roster(site.roster, site.name)}")
     while True:
-        why = reachable(host, port, site.ca)
+        why = reachable(host, port, site.ca, proxy=proxy_for(host, tls=site.ca is not None))
         if why:
             patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
             continue
@@ -145,7 +148,7 @@ def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
     say(f"warning: {text}")
 
 
-def _roster(path: Path, name: str) -> str:
+def about_roster(path: Path, name: str) -> str:
     """Refuses a roster without this site, and says by what it can be compared on the phone."""
     need("secure", "--roster")
     from fedssl.federation.secure.keys import fingerprint, read_roster

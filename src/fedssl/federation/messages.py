@@ -134,6 +134,9 @@ FailureCode = Literal[
     "state-damaged",  # its own state on disk cannot be used
     "disk",  # its own disk refused
     "refused",  # it will not or cannot do this task: its own log says why
+    "approval",  # not yet: a person at the site has to approve the run
+    "closed",  # not now: the site takes tasks at other hours
+    "left",  # the site takes no part in this run any more, or until it joins again
     "untrusted",  # it will not go on: another site's key is not the one that it trusts
     "no-reply",  # nothing came back
     "rejected",  # what it sent is not what a client of this run may send
@@ -141,6 +144,9 @@ FailureCode = Literal[
     "wrong-round",  # a reply to another round's task
     "not-asked",  # a reply from a client that had no task
 ]
+
+
+LATER: tuple[FailureCode, ...] = ("approval", "closed")  # the same task may be taken after a while
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,7 @@ class Failure:
     code: FailureCode
     detail: str = ""
     trace: str = ""
+    shared: str = ""  # what a site lets the server know of the reason
 
     def __str__(self) -> str:
         return self.described(f"client {self.client_id}")
@@ -169,9 +176,9 @@ class Failure:
 class ClientError(FedsslError):
     """What a client raises when it knows which kind of failure it met."""
 
-    def __init__(self, code: FailureCode, text: str) -> None:
+    def __init__(self, code: FailureCode, text: str, shared: str = "") -> None:
         super().__init__(text)
-        self.code = code
+        self.code, self.shared = code, shared
 
 
 def payload_bytes(payload: Payload) -> int:

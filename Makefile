@@ -97,6 +97,7 @@ soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
 
 format: $(STAMP)
+	$(BIN)/python -m fedssl.cli.registries
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

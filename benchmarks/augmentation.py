@@ -16,7 +16,8 @@ from PIL import Image
 
 from benchmarks.measuring import take_turns
 from benchmarks.plain import augment_image, to_tensor
-from fedssl.data.augmentation.views import Recipe, augment
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import augment
 from fedssl.data.standard.synthetic import synthetic_images
 
 RECIPE = Recipe()

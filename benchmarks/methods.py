@@ -23,7 +23,8 @@ from benchmarks.measuring import Row, contest, within
 from benchmarks.plain import LR, SGD_MOMENTUM, WEIGHT_DECAY
 from fedssl.core.memory import keep_freed_memory
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.data.standard.synthetic import synthetic_images
 from fedssl.experiment.records.environment import describe_environment
 from fedssl.federation.local_training import LocalTraining, Stepper

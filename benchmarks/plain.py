@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.methods.byol import BYOL
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 

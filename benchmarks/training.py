@@ -17,7 +17,8 @@ import torch
 from benchmarks import plain
 from benchmarks.measuring import Row, contest, faster, within
 from fedssl.core.memory import keep_freed_memory
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.data.standard.synthetic import synthetic_images
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config

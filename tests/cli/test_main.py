@@ -299,13 +299,6 @@ def test_a_report_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, dama
     assert not list(tmp_path.glob("**/*.html"))
 
 
-def test_compare_and_ls_need_no_torch():
-    """Listing runs should answer at once."""
-    probe = "import sys; import fedssl.reports.tables; print('torch' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "False"
-
-
 OWN_LOGGER = """
 class Lines:
     def start(self, folder, config, done):

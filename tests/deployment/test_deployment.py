@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedssl.deployment import APP
+from fedssl.deployment.audit import verified
+from fedssl.deployment.consent import spelled
 from fedssl.deployment.supervision import environment
 from tests.helpers.deployed import LIMIT, NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
 
@@ -110,6 +112,26 @@ def test_a_registered_client_that_lies_and_a_foreign_app_end_nothing(tmp_path):
         assert [failure["code"] for failure in failures].count("rejected") == 19, "one sent a code of nobody's"
         assert "\x1b" not in (federation.run / "flower/progress.log").read_text()
         assert federation.everything() == federation.in_one_process()
+
+
+def test_a_run_waits_until_a_person_at_a_site_approves_it(tmp_path):
+    with Federation(tmp_path, rounds=1) as federation:
+        policy = tmp_path / "hospital-a/policy.toml"
+        policy.write_text('approval = "ask"\nmethods = ["simclr"]\nhours = "00:00-00:00"\nmax_rounds = 1\n')
+        server = federation.server()
+        federation.client("hospital-a", policy=policy)
+        federation.client("hospital-b")
+        federation.wait("a question", lambda: [*(tmp_path / "hospital-a/state").glob("consent/*.json")])
+        (asked,) = (tmp_path / "hospital-a/state").glob("consent/*.json")
+        assert federation.done() == 0
+        approved = federation.fedssl("hospital-a", "client", "approve", asked.stem[:6], "--state", "state", "--yes")
+        assert approved.wait(LIMIT) == 0, federation.story()
+        assert server.wait(LIMIT) == 0, federation.story()
+        assert federation.everything() == federation.in_one_process()
+        lines, remarks = verified(tmp_path / "hospital-a/state/audit.jsonl")
+        assert [line["event"] for line in lines] == ["task", "asked", "reply", "approved", "task", "reply"]
+        assert remarks == []
+        assert spelled(lines[-1]["settings"]) in federation.output("server"), "to be compared on the phone"
 
 
 def _submit_a_foreign_app(federation):

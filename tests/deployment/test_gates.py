@@ -1,4 +1,4 @@
-"""The two gates before Flower's own processes: who may ask a SuperLink, and what a SuperNode runs."""
+"""The two gates before Flower's SuperLink: who may ask it, and which app it takes."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,6 @@ import pytest
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.superlink import NodesOnly, is_here
 from fedssl.deployment.superlink import only as only_stored
-from fedssl.deployment.supernode import checked_connection, only
 
 
 async def inner(scope, receive, send):
@@ -98,15 +97,6 @@ def test_flower_accepts_our_app():
     assert apps.client_app is not apps.server_app
 
 
-def test_a_bundle_is_marked_as_ours_only_by_its_bytes():
-    def fab(content):
-        return SimpleNamespace(content=content, verifications={"valid_license": "forged"})
-
-    accepted = hashlib.sha256(b"ours").hexdigest()
-    assert only(accepted, lambda *_: fab(b"ours"))("hash", 1).verifications
-    assert not only(accepted, lambda *_: fab(b"theirs"))("hash", 1).verifications
-
-
 def test_a_superlink_stores_our_app_and_no_other():
     stored = []
     store = only_stored(hashlib.sha256(b"ours").hexdigest(), lambda state, fab, **about: stored.append((fab, about)))
@@ -117,21 +107,3 @@ def test_a_superlink_stores_our_app_and_no_other():
         with pytest.raises(ValueError, match="runs no app but that of its own fedssl"):
             call()
     assert len(stored) == 1
-
-
-def test_a_nodes_connection_is_checked_and_closed():
-    class Connection:
-        closed = None
-
-        def __enter__(self):
-            return (7, "receive", "send", "get_run", lambda *_: SimpleNamespace(content=b"x", verifications={}), "rest")
-
-        def __exit__(self, *details):
-            self.closed = details
-            return False
-
-    connection = Connection()
-    with checked_connection(connection, hashlib.sha256(b"x").hexdigest()) as parts:
-        assert (parts[0], parts[5]) == (7, "rest")
-        assert parts[4]("hash", 1).verifications
-    assert connection.closed == (None, None, None)

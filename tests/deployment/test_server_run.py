@@ -16,7 +16,7 @@ from fedssl.deployment import site as client_module
 from fedssl.deployment.certificates import make_node_key, make_server_certificate
 from fedssl.deployment.server import Deployment, serve
 from fedssl.deployment.server_run import A_DAY, AtSites, key_bytes, run_at_server
-from fedssl.deployment.site import Site, take_part
+from fedssl.deployment.site import Site, Start, take_part
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.progress.views import QuietView
@@ -251,19 +251,17 @@ def test_what_a_node_is_started_with(tmp_path):
     (tmp_path / "images").mkdir()
     one = site(tmp_path, data=str(tmp_path / "images"), ca=made.ca, key=private, device="cpu")
     one.check()
-    command = one.command()
-    assert command[command.index("--root-certificates") + 1] == str(made.ca)
-    assert command[command.index("--auth-supernode-private-key") + 1] == str(private)
-    assert f'data="{tmp_path}/images"' in command[-1]
-    assert 'name="north"' in command[-1]
-    assert "--insecure" in site(tmp_path).command()
+    start = Start.from_text(one.command()[-1])
+    assert (start.ca, start.key) == (str(made.ca), str(private))
+    assert (start.node["data"], start.node["name"]) == (f"{tmp_path}/images", "north")
+    assert Start.from_text(site(tmp_path).command()[-1]).ca == ""
     with pytest.raises(FedsslError, match="--key"):
         site(tmp_path, ca=made.ca).check()
     with pytest.raises(FedsslError, match=r"gone\.pem: there is no such file"):
         site(tmp_path, ca=tmp_path / "gone.pem", key=private).check()
     (tmp_path / 'a"b').mkdir()
-    with pytest.raises(FedsslError, match="quotes"):
-        site(tmp_path, data=str(tmp_path / 'a"b')).check()
+    quoted = site(tmp_path, data=str(tmp_path / 'a"b')).command()[-1]
+    assert Start.from_text(quoted).node["data"] == str(tmp_path / 'a"b')
 
 
 def test_a_whole_deployment_without_its_processes_ends_as_silos_on_one_machine(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.deployment.limits import check_settings
 from fedssl.deployment.policy import Policy
-from fedssl.deployment.site_run import checked_settings, claim_state, log_of, name_of, open_side
+from fedssl.deployment.site_folder import claim_state
+from fedssl.deployment.site_run import checked_settings, log_of, name_of, open_side
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.client import attempt

@@ -7,7 +7,7 @@ import yaml
 
 import fedssl
 from fedssl.experiment.config.layers import load_config
-from fedssl.experiment.config.messages import flatten
+from fedssl.experiment.config.texts import flatten
 from scripts import website
 
 ROOT = Path(__file__).parents[2]

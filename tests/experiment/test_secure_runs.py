@@ -13,7 +13,6 @@ from fedssl.methods import METHODS
 from fedssl.reports.prose import tiles, warnings
 from fedssl.reports.run_page import write_report
 from tests.faults.test_damage import Stops
-from tests.federation.engines.test_flower import OverMessages
 from tests.helpers.faults import everything, experiment
 
 NAME = "BYOL + FedEMA"
@@ -40,15 +39,6 @@ def finished(tmp_path_factory):
     view = Stops(99)
     experiment(NAME, engine="in-process", **SECURE).run(folder, view)
     return folder, view.lines
-
-
-def test_every_engine_ends_with_the_same_bits(finished, tmp_path):
-    over = experiment(NAME, engine="in-process", **SECURE)
-    over.backend = OverMessages()
-    over.run(tmp_path / "flower")
-    experiment(NAME, engine="processes", workers=2, **SECURE).run(tmp_path / "processes")
-    assert everything(tmp_path / "flower") == everything(finished[0])
-    assert everything(tmp_path / "processes") == everything(finished[0])
 
 
 def test_a_stopped_run_ends_with_the_same_bits(finished, tmp_path):

@@ -10,7 +10,7 @@ from tests.helpers.faults import PRESETS, crash, everything, finish, kill_and_co
 QUICK = {"evaluation.every": 0, "data.test_images": 10}
 
 
-@pytest.mark.parametrize(("name", "kills"), [*zip(PRESETS, (4, 3, 2, 2, 2), strict=True)])
+@pytest.mark.parametrize(("name", "kills"), [*zip(PRESETS, (4, 3, 2, 2, 2, 2), strict=True)])
 def test_sigkill_at_random_instants_changes_nothing(tmp_path, name, kills):
     found = kill_and_compare(name, kills, seed=0, scratch=tmp_path)
     assert len(found) == kills
@@ -65,3 +65,20 @@ def test_a_lost_reply_and_a_lost_state_end_alike(tmp_path, halfway):
         assert pending == (0 if saver == "ClientStore" else 3)
         finish("BYOL + FedEMA", folder, rounds=3, **QUICK)
         assert everything(folder) == expected
+
+
+@pytest.mark.parametrize("round_number", [1, 2])
+def test_a_crash_in_any_stage_of_a_secure_sum_changes_nothing(tmp_path, round_number):
+    """Round 1 also exchanges keys. All of a sum is in one process here: the server is gone with the site."""
+    name, settings = "Secure FedEMA", {"rounds": 2, **QUICK}
+    finish(name, tmp_path / "whole", **settings)
+    exit_code, calls = crash(name, tmp_path / "all", "SecureClient", round_number, -1, **settings)
+    assert exit_code == 0
+    assert calls >= 60, "three sites lock, write, flush and rename at every stage"
+    for at in range(3, calls, calls // 4):
+        folder = tmp_path / f"at-{at}"
+        exit_code, _ = crash(name, folder, "SecureClient", round_number, at, **settings)
+        assert exit_code == 77
+        finish(name, folder, **settings)
+        assert everything(folder) == everything(tmp_path / "whole"), f"storage call {at}"
+        assert left_over(folder) == []

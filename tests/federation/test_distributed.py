@@ -9,7 +9,7 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.experiment.experiment import load
 from fedssl.federation.distributed import train_on_devices
 from fedssl.federation.local_training import LocalTraining, train_locally

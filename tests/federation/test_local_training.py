@@ -9,13 +9,14 @@ from torch import nn
 from fedssl.core.errors import FedsslError
 from fedssl.core.seeding import global_stream, torch_stream
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config
+from fedssl.experiment.records.verdict import COLLAPSED_BELOW
 from fedssl.federation.local_training import LocalTraining, Stepper, train_locally, training_seed
 from fedssl.methods import METHODS
 from fedssl.methods.base import SiameseMethod
-from fedssl.methods.collapse import COLLAPSED_BELOW
 from fedssl.methods.losses import byol_loss, info_nce, nt_xent
 from fedssl.networks.heads import Encoder
 from tests.helpers.small import make_images, make_method

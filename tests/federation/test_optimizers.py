@@ -10,7 +10,8 @@ import torch
 from fedssl.core.errors import FedsslError
 from fedssl.core.seeding import torch_stream
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.experiment.config.layers import load_config
 from fedssl.federation.local_training import LocalTraining, Part, Stepper, train_locally
 from fedssl.federation.optimizers import LARS, MAKERS, parameter_groups

@@ -8,7 +8,7 @@ import torch
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.experiment.config.layers import load_config
 from fedssl.federation.local_training import LocalTraining, train_locally
 from fedssl.federation.messages import TrainTask

@@ -37,6 +37,7 @@ PRESETS = {
         | {"network.width": 8, "network.depth": 1, "method.decoder": "stays"}
         | {"method.decoder_width": 8, "method.decoder_depth": 1},
     ),
+    "Secure FedEMA": ("smoke", SETTINGS | {"aggregation.secure": True, "update_rule.lambda_at": "client"}),
 }
 TIMES = ("seconds", "core_seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times
 
@@ -208,10 +209,12 @@ def crashing_child(name, folder, saver, round_number, at, count, changes):
     from fedssl.core import sealed
     from fedssl.federation.checkpoint import CheckpointStore
     from fedssl.federation.client_store import ClientStore
+    from fedssl.federation.secure.client_side import SecureClient
 
     inside = [False]
     for store in (CheckpointStore, ClientStore):
         store.save = _flagged(store.save, inside, store.__name__ == saver, round_number)
+    SecureClient.answer = _flagged(SecureClient.answer, inside, saver == "SecureClient", round_number)
     for call in CALLS:
         setattr(os, call, _counted(getattr(os, call), inside, count, at))
     io.open = _counted(io.open, inside, count, at)
@@ -221,11 +224,11 @@ def crashing_child(name, folder, saver, round_number, at, count, changes):
 
 def _flagged(save, inside, wanted, round_number):
     @functools.wraps(save)
-    def flagged(store, first, *values):
-        saved = first.round_number if hasattr(first, "round_number") else first.state.round_number
-        inside[0] = wanted and saved == round_number
+    def flagged(store, *values):
+        dated = [value for value in values if hasattr(value, "round_number")] or [values[0].state]
+        inside[0] = wanted and dated[0].round_number == round_number
         try:
-            return save(store, first, *values)
+            return save(store, *values)
         finally:
             inside[0] = False
 

@@ -6,7 +6,7 @@ import torch
 
 from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.standard.synthetic import synthetic_images
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore

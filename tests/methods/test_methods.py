@@ -9,7 +9,8 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.settings import needs_of
 from fedssl.core.view_groups import ViewGroup
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.federation.local_training import LocalTraining, train_locally
 from fedssl.federation.messages import TrainTask
 from fedssl.federation.model_communication import Replace

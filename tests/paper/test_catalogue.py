@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.core.errors import FedsslError
-from fedssl.experiment.config.layers import preset_names
+from fedssl.experiment.config.preset_files import preset_names
 from fedssl.paper.catalogue import NO_CELL, NOT_REACHED, Printed, Study, find_studies, load_studies
 from tests.helpers.latex import captions, find_source, floats, read_source
 

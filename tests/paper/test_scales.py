@@ -8,8 +8,8 @@ from fedssl.core.errors import FedsslError
 from fedssl.data import DATASETS
 from fedssl.experiment.build.data import build_partition
 from fedssl.experiment.config.layers import load_config
-from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Config
+from fedssl.experiment.config.texts import flatten
 from fedssl.paper.catalogue import load_studies
 from fedssl.paper.scales import Change, LeftOut, Varied, find_scale, load_scales
 

@@ -1,7 +1,7 @@
 """The `fedssl` command, put together; what may be named in settings; errors as one line and an exit code."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from fedssl.cli.client import client_app
 from fedssl.cli.data import data_app
 from fedssl.cli.encoders import encoders_app
 from fedssl.cli.paper import paper_app
+from fedssl.cli.registries import print_registry
 from fedssl.cli.reports import reports_app
 from fedssl.cli.runs import runs_app
 from fedssl.core.errors import FedsslError
@@ -52,7 +53,7 @@ def main_options(
 @app.command()
 def presets() -> None:
     """List the presets, and the algorithms that can be put behind any of them with a plus sign."""
-    from fedssl.experiment.config.layers import preset_description, preset_names
+    from fedssl.experiment.config.preset_files import preset_description, preset_names
 
     _print_list("Presets (fedssl run PRESET)", {name: preset_description(name) for name in preset_names()})
     algorithms = {f"+{name}": preset_description(name, "algorithms") for name in preset_names("algorithms")}
@@ -62,44 +63,31 @@ def presets() -> None:
 @app.command()
 def networks() -> None:
     """List the networks with their settings ([network] in a config)."""
-    from fedssl.experiment.config.schema import Network
-    from fedssl.networks.backbones import BACKBONES
-
-    _print_registry("network", BACKBONES, Network)
+    print_registry("network")
 
 
 @app.command()
 def methods() -> None:
     """List the self-supervised methods: what each does and needs, what leaves the client, its settings ([method])."""
-    from fedssl.methods import METHODS
-
-    leaves = {name: f"FEATURES LEAVE THE CLIENT: {entry.leaves}" for name, entry in METHODS.items() if entry.leaves}
-    _print_registry("method", METHODS, warnings=leaves)
+    print_registry("method")
 
 
 @app.command()
 def rules() -> None:
     """List the update rules with their settings ([update_rule] in a config)."""
-    from fedssl.federation.model_communication import UPDATE_RULES
-
-    _print_registry("update_rule", UPDATE_RULES)
+    print_registry("update_rule")
 
 
 @app.command()
 def aggregators() -> None:
     """List the aggregators, some tolerate Byzantine clients, with their settings ([aggregation] in a config)."""
-    from fedssl.experiment.config.schema import Uploads
-    from fedssl.federation.model_aggregation import AGGREGATORS
-
-    _print_registry("aggregation", AGGREGATORS, Uploads)
+    print_registry("aggregation")
 
 
 @app.command()
 def privacy() -> None:
     """List the kinds of differential privacy with their settings ([privacy] in a config)."""
-    from fedssl.federation.privacy.mechanism import PRIVACY
-
-    _print_registry("privacy", PRIVACY)
+    print_registry("privacy")
 
 
 def _print_list(title: str, rows: dict[str, str]) -> None:
@@ -113,25 +101,6 @@ def _print_list(title: str, rows: dict[str, str]) -> None:
     console.print(title, style="bold")
     console.print(table)
     console.print()
-
-
-def _print_registry(table: str, registry: Any, common: Any = None, warnings: dict[str, str] | None = None) -> None:
-    from fedssl.core.settings import needs_of, summary_of
-    from fedssl.experiment.config.messages import describe_settings
-
-    families = {name: registry[name] for name in (f"{family}:NAME" for family in registry.families)}
-    for name, factory in {**registry, **families, **({"with any of them": common} if common else {})}.items():
-        typer.secho(name, bold=True, nl=False)
-        typer.echo(f"  {summary_of(factory)}")
-        if needs := needs_of(factory):
-            typer.echo(f"    {needs}")
-        if warnings and name in warnings:
-            typer.secho(f"    {warnings[name]}", fg="yellow")
-        for key, (expected, default) in describe_settings(factory).items():
-            typer.echo(f"    {table}.{key} = {default}   ({expected})")
-    for name, path in registry.installed.items():  # listed, not imported
-        typer.secho(name, bold=True, nl=False)
-        typer.echo(f"  of an installed package ({path})")
 
 
 def main() -> None:

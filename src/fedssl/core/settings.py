@@ -5,7 +5,7 @@ that a config may give. `config.py` turns the same annotations into checks and e
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,11 +20,6 @@ NonNegative = Annotated[float, Ge(0)]
 Count = Annotated[int, Ge(1)]
 # It becomes part of paths and of commands: letters, digits, . _ - only, and no dot first.
 ClientName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-
-
-def client_title(client: int, names: Sequence[str]) -> str:
-    """`client 2 (north ward)`, or without a name `client 2`."""
-    return f"client {client} ({names[client]})" if client < len(names) else f"client {client}"
 
 
 def check_client_name(name: str, field: str) -> None:

@@ -11,9 +11,10 @@ from annotated_types import Interval
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
+from fedssl.core.names import client_title
 from fedssl.core.registry import Registry
 from fedssl.core.seeding import numpy_stream
-from fedssl.core.settings import Count, Positive, client_title
+from fedssl.core.settings import Count, Positive
 
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

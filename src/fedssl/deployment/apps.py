@@ -1,7 +1,9 @@
 """The two apps that Flower starts in a deployment, by the names in flower_app/pyproject.toml."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedssl.federation.engines.flower.api import Context, ServerApp
 from fedssl.federation.engines.flower.client_app import Host, Side, make_client_app
@@ -10,10 +12,15 @@ from fedssl.federation.engines.flower.messages import Facts
 from fedssl.federation.messages import Failure, TrainResult
 
 
-# Each app is a process of its own for every message: it imports its own side only, and when it is needed.
+# Both are named in one file: each side imports its own, and when it is needed.
 def _run(grid: Grid, settings: Facts) -> None:
-    from fedssl.deployment.server_run import run_at_server
+    from flwr.superlink.grid import http_grid
 
+    from fedssl.deployment.server_run import run_at_server
+    from fedssl.deployment.supernode import EAGER
+
+    patched: Any = http_grid
+    patched.pull_objects = partial(patched.pull_objects, **EAGER)
     run_at_server(grid, settings)
 
 

@@ -44,11 +44,10 @@ class Audit:
         """One line more, on the disk when this returns."""
         with self._lock:
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
-            torn, before = lines.pop(), _last(lines)
-            if torn:
+            if torn := lines.pop():
                 append_line(self.path, "")  # what is left of a line stays, as a line of its own
                 lines.append(torn)
-            good = len(lines)
+            good, before = len(lines), _last(lines)
             while good and _read(lines[good - 1]) is None:
                 good -= 1
             if good < len(lines):
@@ -94,9 +93,7 @@ def verified(path: Path) -> tuple[list[Line], list[str]]:
         if line is None:
             remarks.append(_unreadable(path, number, raw))
         elif line["previous"] != before:
-            raise DamagedError(
-                f"{path}, line {number}: does not follow on the line before: lines were changed or removed"
-            )
+            raise DamagedError(f"{path}, line {number}: does not follow on the line before: lines are missing")
         else:
             lines.append(line)
             before = line["sha256"]

@@ -13,8 +13,8 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
 from fedssl.deployment.audit import Audit
 from fedssl.deployment.policy import Policy
-from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Raw
+from fedssl.experiment.config.texts import flatten
 from fedssl.experiment.records.run_record import read_json
 from fedssl.experiment.resume import Change
 from fedssl.federation.messages import ClientError

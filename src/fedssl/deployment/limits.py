@@ -7,9 +7,9 @@ from fedssl.core.files import size_text
 from fedssl.core.sealed import seal, unseal
 from fedssl.deployment.audit import Spent
 from fedssl.deployment.policy import TABLES, Policy
-from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Config
+from fedssl.experiment.config.texts import flatten
 from fedssl.experiment.resume import changes
 from fedssl.federation.privacy.mechanism import ClientDP
 

@@ -30,7 +30,7 @@ from fedssl.experiment.records.run_folder import FLOWER, RunFolder
 from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.directory import ByKey, ByName, Directory, Grid
-from fedssl.federation.engines.flower.engine import FlowerEngine
+from fedssl.federation.engines.flower.engine import A_DAY, FlowerEngine
 from fedssl.federation.rounds import Engine
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.l
 
 ERROR, APP_PID = "error.json", "app.pid"
 
-A_DAY = 86_400.0  # seconds for a client's part of a round where nobody said how long: no wait is without an end
-
-PAUSE = 1.0  # seconds between two looks for replies
+PAUSE = 1.0  # seconds between two looks for replies, at most
 
 
 @dataclass(frozen=True)

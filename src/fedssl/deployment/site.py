@@ -2,20 +2,19 @@
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
 from fedssl.deployment.network import proxy_for
 from fedssl.deployment.policy import Policy
-from fedssl.deployment.site_run import LOG, claim_state
+from fedssl.deployment.site_folder import LOG, claim_state
 from fedssl.deployment.supervision import (
     Child,
     Patience,
-    free_port,
     module,
     reachable,
     refuse_insecure,
@@ -25,6 +24,23 @@ from fedssl.deployment.supervision import (
 
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when the server took it
 NODE = "fedssl.deployment.supernode"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the process of a node is started with."""
+
+    server: str
+    ca: str  # the file of the server's CA; "": not encrypted
+    key: str  # the file of the node's own key; "": none
+    node: dict[str, str]  # what its app is told
+
+    def as_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,19 +73,11 @@ class Site:
             raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
         if self.data and not Path(self.data).exists():
             raise FedsslError(f"--data: {self.data}: there is no such folder or file")
-        if any(sign in value for value in self._node().values() for sign in "\"'\\\n"):
-            raise FedsslError(
-                "--data, --state: quotes and backslashes in a path cannot be passed on: rename or link it"
-            )
         claim_state(self.state, self.name)
 
     def command(self) -> list[str]:
-        config = " ".join(f'{key}="{value}"' for key, value in self._node().items())
-        security: list[str | Path] = ["--insecure"]
-        if self.ca is not None and self.key is not None:
-            security = ["--root-certificates", self.ca, "--auth-supernode-private-key", self.key]
-        local = ["--host", "127.0.0.1", "--port", str(free_port())]  # between the node and its own app
-        return module(NODE, "--superlink", self.server, *security, *local, "--node-config", config)
+        ca, key = (str(path.absolute()) if path else "" for path in (self.ca, self.key))
+        return module(NODE, Start(self.server, ca, key, self._node()).as_text())
 
     def _node(self) -> dict[str, str]:
         given: dict[str, str | bool | Path | None] = {

@@ -21,7 +21,7 @@ from fedssl.data.own.layouts import find_images
 from fedssl.deployment.network import connect, proxy_for, without_proxy
 from fedssl.deployment.policy import load_policy
 from fedssl.deployment.site import Site, about_roster
-from fedssl.deployment.site_run import claim_state
+from fedssl.deployment.site_folder import claim_state
 from fedssl.deployment.supervision import split_address
 
 LIMIT = 10.0  # seconds for the server to answer

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError, printable
-from fedssl.core.files import write_atomically
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
@@ -26,13 +25,13 @@ from fedssl.deployment.audit import Audit, after, parts_of
 from fedssl.deployment.consent import check_consent, check_left, settings_digest
 from fedssl.deployment.limits import check_disk, check_settings, check_spent, check_upload, open_run
 from fedssl.deployment.policy import Policy
+from fedssl.deployment.site_folder import LOG, claim_state
 from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.build.parts import build, build_client
 from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
-from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.client_app import Side
@@ -42,7 +41,7 @@ from fedssl.federation.privacy.budget import epsilon_after
 if TYPE_CHECKING:
     from fedssl.federation.secure.client_side import SecureClient
 
-OWNER, LOG = "client.json", "failures.jsonl"
+THREADS = torch.get_num_threads()  # of a run that asks for no number
 
 
 def name_of(node: Raw) -> str:
@@ -78,8 +77,7 @@ def open_side(node: Raw, about: Raw) -> Side:
     folder, allow_code = open_run(state / "runs", str(about["run"]), config, policy), _allowed(node)
     if device := str(node.get("device", "")):
         config = resolve(config.as_raw() | {"device": device}, allow_code)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
+    torch.set_num_threads(config.run.threads or THREADS)
     client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
     check_upload(client.upload_bytes(), policy)
     check_disk(state, client.state_bytes(), policy)
@@ -139,17 +137,6 @@ def _task(about: Raw) -> Raw:
     }
 
 
-def claim_state(state: Path, name: str) -> None:
-    """A state folder belongs to one client for ever: one that was copied or swapped is refused."""
-    state.mkdir(parents=True, exist_ok=True)
-    owner = state / OWNER
-    if not owner.exists():
-        write_atomically(owner, json.dumps({"client": name}) + "\n")
-    held_by = read_json(owner).get("client")
-    if held_by != name:
-        raise FedsslError(f"{state}: holds the state of {held_by!r}, not of {name!r}: give each client its own --state")
-
-
 def checked_settings(raw: Raw, allow_code: AllowCode = ()) -> Config:
     """Settings as they came from the server, checked like any, and refused where they reach into this machine."""
     for setting, registry, name in names_in(raw):
@@ -170,7 +157,7 @@ def _run_name(run: object) -> str:
     return text
 
 
-@cache
+@lru_cache(maxsize=1)  # tasks of one run follow one another in this process; those of the next need its memory
 def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
     if where(config.data.factory) == "sites":

@@ -1,11 +1,14 @@
-"""Flower's SuperLink with two gates: other machines get only what a client's node needs, and one app alone is taken.
+"""Flower's SuperLink with two gates and no waiting: other machines get only what a node needs, one app alone is taken.
 
 A SuperLink serves three interfaces on one port: for nodes, for whoever starts runs, and for the server's own apps. Only
 the first asks for a registered key; through the second, anybody who reaches the port could run code at every site, and
 anybody on this machine code as the server's user.
+A node that asks for tasks when there are none gets its answer when one comes, not when it asks again.
 Started as `python -m fedssl.deployment.superlink` with the arguments of `flower-superlink`.
 """
 
+import asyncio
+import contextlib
 import ipaddress
 import signal
 import sys
@@ -14,13 +17,17 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any
 
+from fedssl.core.memory import keep_freed_memory
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.federation.worker_processes import die_with_the_parent
 
 FOR_NODES = "/v1/fleet/"
 BEHIND_PROXY = "--behind-proxy"  # the one argument that is not Flower's
 FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded", b"via")  # what a proxy adds to a request
+ASK, TASKS = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"
+HOLD = 20.0  # seconds that a question is kept; a node gives up on an answer after 30
 ASGI = Callable[..., Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class NodesOnly:
@@ -63,6 +70,98 @@ def is_forwarded(scope: dict[str, Any]) -> bool:
     return any(name in FORWARDED for name, _ in scope.get("headers", ()))
 
 
+class Held:
+    """Middleware: a node that asks for tasks, and has none, is answered when it has one, or after HOLD seconds."""
+
+    def __init__(self, app: ASGI) -> None:
+        self.app = app
+        self._waiting: dict[int, asyncio.Event] = {}  # by the node's id
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
+        if scope["type"] != "http" or scope["path"] not in (ASK, TASKS):
+            await self.app(scope, receive, send)
+            return
+        body = await _whole(receive)
+        if scope["path"] == TASKS:
+            await self.app(scope, _replay(body), send)
+            for node_id in nodes_of(TASKS, body) & self._waiting.keys():
+                self._waiting[node_id].set()
+        else:
+            await self._answer(scope, body, receive, send)
+
+    async def _answer(self, scope: dict[str, Any], body: bytes, receive: Receive, send: ASGI) -> None:
+        deadline = asyncio.get_running_loop().time() + HOLD
+        (node_id,) = nodes_of(ASK, body) or {0}
+        while True:
+            news = self._waiting[node_id] = asyncio.Event()
+            answer: list[dict[str, Any]] = []
+            await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body), _into(answer))
+            left = deadline - asyncio.get_running_loop().time()
+            if not _is_empty(answer) or left <= 0:
+                break
+            if await _first(news.wait(), receive(), left):  # it is gone: whatever came for it waits for its return
+                return
+        for part in answer:
+            await send(part)
+
+
+async def _whole(receive: Receive) -> bytes:
+    """The body of a request."""
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _replay(body: bytes) -> Receive:
+    """A `receive` that gives this body, and then nothing."""
+    parts: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop() if parts else await asyncio.Future()
+
+    return receive
+
+
+def _into(answer: list[dict[str, Any]]) -> ASGI:
+    async def send(part: dict[str, Any]) -> None:
+        answer.append(part)
+
+    return send
+
+
+def _is_empty(answer: list[dict[str, Any]]) -> bool:
+    """Whether it is Flower's answer that there are no messages: 200, and a body of no bytes."""
+    return answer[0]["status"] == 200 and not any(part.get("body") for part in answer[1:])
+
+
+async def _first(news: Awaitable[Any], gone: Awaitable[Any], seconds: float) -> bool:
+    """Waits for either; whether it was the second."""
+    tasks = [asyncio.ensure_future(news), asyncio.ensure_future(gone)]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    left = tasks[1].done()
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return left
+
+
+def nodes_of(path: str, body: bytes) -> set[int]:
+    """Who asks for messages, or for whom messages are; nobody, if it cannot be read: Flower will say so."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+    with contextlib.suppress(import_module("google.protobuf.message").DecodeError):
+        if path == ASK:
+            return {PullMessagesRequest.FromString(body).node.node_id}
+        return {one.metadata.dst_node_id for one in PushAppMessagesRequest.FromString(body).messages_list}
+    return set()
+
+
 def only(accepted: str, store: Callable[..., Any]) -> Callable[..., Any]:
     """A way to store apps that takes the one with this SHA-256; nothing is ever started that was not stored."""
 
@@ -76,16 +175,21 @@ def only(accepted: str, store: Callable[..., Any]) -> Callable[..., Any]:
 
 def main() -> None:
     die_with_the_parent(signal.SIGTERM)
+    keep_freed_memory()  # every message comes in blocks of 5 MiB
     import_module("fedssl.federation.engines.flower.api")  # telemetry off, before flwr is imported
     middleware = import_module("starlette.middleware").Middleware
     extensions: Any = import_module("flwr.superlink.extensions")
     behind_proxy = BEHIND_PROXY in sys.argv
     sys.argv = [word for word in sys.argv if word != BEHIND_PROXY]
-    extensions.get_middleware = lambda: (middleware(NodesOnly, behind_proxy=behind_proxy),)
+    extensions.get_middleware = lambda: (middleware(NodesOnly, behind_proxy=behind_proxy), middleware(Held))
     states: Any = import_module("flwr.server.superlink.linkstate.linkstate_factory")
     accepted = fingerprint_of(APP)
     for kind in (states.InMemoryLinkState, states.SqlLinkState):
         kind.store_app, kind.store_fab = only(accepted, kind.store_app), only(accepted, kind.store_fab)
+    server: Any = import_module("uvicorn")
+    run = server.run
+    # A line of log for each of the many requests is worth nothing, and those that are kept do not keep the server up.
+    server.run = lambda **given: run(**(given | {"access_log": False, "timeout_graceful_shutdown": 1}))
     import_module("flwr.superlink.cli").flower_superlink()
 
 

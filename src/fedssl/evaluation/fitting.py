@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedssl.core.eager import eager
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream, torch_stream
 from fedssl.evaluation.features import device_of, mode
@@ -40,7 +41,7 @@ def fit(
     after_epoch: Callable[[], None] | None = None,
 ) -> None:
     """Trains in place and leaves the modes as they were; `inputs` gives the batch of these images' numbers."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=fitting.lr, fused=True)
+    optimizer = eager(torch.optim.Adam)(model.parameters(), lr=fitting.lr, fused=True)
     labels = labels.to(device_of(model))
     # BatchNorm cannot normalise a batch of one image: such a rest is left out.
     smallest = 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()) else 1

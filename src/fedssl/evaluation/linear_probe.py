@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from fedssl.core.eager import eager
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.evaluation.fitting import Fitting
@@ -36,7 +37,7 @@ def fit_linear(
 ) -> None:
     """Cross-entropy and Adam in place; the gradient is written out, for autograd is slow on so small a model."""
     weight, bias = classifier.weight, classifier.bias
-    optimizer = torch.optim.Adam(classifier.parameters(), lr=fitting.lr, fused=True)
+    optimizer = eager(torch.optim.Adam)(classifier.parameters(), lr=fitting.lr, fused=True)
     buffer = features.new_empty(min(fitting.batch_size, len(features)), features.shape[1])
     columns = torch.arange(len(buffer))
     for epoch, batches in fitting.batches(len(labels), seed, NAME):

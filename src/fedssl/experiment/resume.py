@@ -11,8 +11,8 @@ from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import move_aside
 from fedssl.core.progress import Say
 from fedssl.experiment.config.layers import load_config
-from fedssl.experiment.config.messages import flatten, setting_text
 from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.experiment.records.run_record import ENCODER, SUMMARY, check_config, read_environment, read_summary, vouched

@@ -14,7 +14,7 @@ import torch
 from fedssl.core.errors import DamagedError, StorageError
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.core.weights import Weights, divergence, non_finite
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.dataset import Pixels
 from fedssl.federation.client_store import ClientStore, Sent
 from fedssl.federation.distributed import train_on_devices

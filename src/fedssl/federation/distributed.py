@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fedssl.core.errors import reason
 from fedssl.core.stopwatch import Stopwatch
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.dataset import Pixels
 from fedssl.federation.local_training import LocalTraining, Rate, Received, TrainingReport, train_locally, training_mode
 from fedssl.federation.messages import ClientError

@@ -17,7 +17,8 @@ from fedssl.core.seeding import derive_seed, global_stream, torch_stream
 from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.data.dataset import Pixels
 from fedssl.federation.optimizers import OptimizerName, check_settings, make_optimizer, set_rate
 from fedssl.federation.regularizers import Loss, RegularizedLoss

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
+from fedssl.core.eager import eager
 from fedssl.core.errors import FedsslError
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.blocks import blocks_of
@@ -54,17 +55,17 @@ class LARS(Optimizer):
 
 def _sgd(groups: Groups, settings: "LocalTraining", lr: float, fused: bool) -> Optimizer:
     # Fused: one pass over the weights instead of three.
-    return SGD(groups, lr=lr, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay, fused=fused)
+    return eager(SGD)(groups, lr=lr, momentum=settings.sgd_momentum, weight_decay=settings.weight_decay, fused=fused)
 
 
 def _adamw(groups: Groups, settings: "LocalTraining", lr: float, fused: bool) -> Optimizer:
     betas = settings.beta1, settings.beta2
-    return AdamW(groups, lr=lr, betas=betas, weight_decay=settings.weight_decay, fused=fused)
+    return eager(AdamW)(groups, lr=lr, betas=betas, weight_decay=settings.weight_decay, fused=fused)
 
 
 def _lars(groups: Groups, settings: "LocalTraining", lr: float, fused: bool) -> Optimizer:  # noqa: ARG001
     about = {"momentum": settings.sgd_momentum, "weight_decay": settings.weight_decay}
-    return LARS(groups, lr=lr, trust=settings.trust, **about)
+    return eager(LARS)(groups, lr=lr, trust=settings.trust, **about)
 
 
 MAKERS: dict[OptimizerName, Callable[[Groups, "LocalTraining", float, bool], Optimizer]] = {

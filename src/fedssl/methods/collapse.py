@@ -3,9 +3,6 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-COLLAPSED_BELOW = 0.08
-"""A `feature_std` under this is called a collapse; encoders that learn were seen between 0.2 and 0.9."""
-
 
 def feature_std(features: Tensor) -> float:
     """sqrt(d) times the mean standard deviation, over images, of the l2-normalised features.

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import unknown
 from fedssl.evaluation.protocols import PROTOCOLS
-from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Raw
+from fedssl.experiment.config.texts import flatten
 
 Metric = Literal["knn", "linear", "semi-1", "semi-10", "divergence", "rounds-to", "epochs-to"]
 Direction = Literal["rows", "columns"]

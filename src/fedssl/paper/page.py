@@ -6,7 +6,7 @@ from pathlib import Path
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
-from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.figures import figures_of
 from fedssl.paper.scales import Scale

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from fedssl.core.registry import unknown
 from fedssl.experiment.config.layers import load_config, load_raw
-from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.config.texts import flatten
 from fedssl.paper.catalogue import CLOSED, Cell, load_all
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedssl.core.seeding import torch_stream
-from fedssl.data.augmentation.views import Recipe, make_views
+from fedssl.data.augmentation.recipes import Recipe
+from fedssl.data.augmentation.views import make_views
 from fedssl.data.partition import IntArray, Partition
 
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedssl.core.files import size_text
 from fedssl.evaluation.score import Best
-from fedssl.experiment.config.messages import NOT_SET, flatten, setting_text
+from fedssl.experiment.config.texts import NOT_SET, flatten, setting_text
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.verdict import best_text, points, verdict
 

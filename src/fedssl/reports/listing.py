@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError
-from fedssl.experiment.config.messages import NOT_SET
+from fedssl.experiment.config.texts import NOT_SET
 from fedssl.experiment.records.run_record import CHECKPOINTS, RunRecord, check_files, describe_config, read_config
 from fedssl.experiment.records.verdict import interval, verdict
 from fedssl.reports.compare import duration, percent

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.stopwatch import PARTS, UNKNOWN
-from fedssl.experiment.config.messages import setting_text
+from fedssl.experiment.config.texts import setting_text
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import start
-from fedssl.methods.collapse import COLLAPSED_BELOW
+from fedssl.experiment.records.verdict import COLLAPSED_BELOW, start
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
 

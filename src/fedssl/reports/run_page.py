@@ -10,7 +10,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.files import Place, write_atomically
 from fedssl.core.progress import Say, unheard
 from fedssl.core.registry import AllowCode
-from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of

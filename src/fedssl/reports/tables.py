@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -51,15 +52,15 @@ def print_list(runs: Sequence[Listed], console: Console | None = None) -> None:
     if not runs:
         console.print("no runs here")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     accuracies = ("kNN (95 % of the gain)", "linear (95 % of the gain)")
-    for column in ("run", "method + rule, data", "rounds", "status", "verdict", *accuracies, "time", "last written"):
-        table.add_column(column, no_wrap=not console.is_terminal, overflow="fold")
-    for run in runs:
-        broken = not run.what
-        cells = [Text(text, style="red" if broken else "") for text in vars(run).values()]
-        table.add_row(*cells)
-    console.print(table)
+    head = ("run", "method + rule, data", "rounds", "status", "verdict", *accuracies, "time", "last written")
+    rows = [head, *(tuple(vars(run).values()) for run in runs)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    styles = ["bold", *("" if run.what else "red" for run in runs)]
+    for row, style in zip(rows, styles, strict=True):
+        # A Table of rich would take as long as reading the runs.
+        line = "   ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True))
+        console.print(Text(line.rstrip(), style), soft_wrap=True)
 
 
 def wide_console() -> Console:

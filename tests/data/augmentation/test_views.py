@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from fedssl.core.errors import FedsslError
 from fedssl.core.settings import settings_of
 from fedssl.core.view_groups import ViewGroup
-from fedssl.data.augmentation.views import RECIPES, Recipe, apply_parameters, augment, draw_parameters, make_views
+from fedssl.data.augmentation.parameters import draw_parameters
+from fedssl.data.augmentation.recipes import RECIPES, Recipe
+from fedssl.data.augmentation.views import apply_parameters, augment, make_views
 
 PIXELS = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)

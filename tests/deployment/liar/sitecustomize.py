@@ -53,5 +53,5 @@ def lie():
     flower_client.pack_reply = lying
 
 
-if any("clientapp" in word for word in sys.orig_argv):
+if any("deployment.supernode" in word for word in sys.orig_argv):
     lie()

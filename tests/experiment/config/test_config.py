@@ -12,11 +12,10 @@ from fedssl.experiment.config.layers import (
     load_config,
     load_raw,
     parse_override,
-    preset_description,
-    preset_names,
     typed_config,
 )
 from fedssl.experiment.config.messages import describe_settings
+from fedssl.experiment.config.preset_files import preset_description, preset_names
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import Uploads
 from fedssl.federation.model_aggregation.krum import Krum

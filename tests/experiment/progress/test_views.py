@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from fedssl.core.settings import client_title
+from fedssl.core.names import client_title
 from fedssl.experiment.progress import views
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.progress.views import LiveView, PlainView, make_view

@@ -27,6 +27,11 @@ def crop_matrix(start: Tensor, length: Tensor, size: int, output_size: int) -> T
     return weights.div_(weights.sum(dim=2, keepdim=True))
 
 
+def blur_radius(height: int, width: int) -> int:
+    """Of a blur over a tenth of the image, as SimCLR; an odd number of pixels, three or more."""
+    return max(1, min(height, width) // 20)
+
+
 def blur_matrix(sigma: Tensor, radius: int, size: int) -> Tensor:
     """Gaussian weights, N x size x size, over 2·radius + 1 pixels; the image is mirrored at its edge."""
     offset = torch.arange(-radius, radius + 1, device=sigma.device)

@@ -11,7 +11,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
-from fedssl.data.augmentation.views import Recipe
+from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import choose_public_images

@@ -4,34 +4,16 @@ import copy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import AllowCode, Typed, unknown
+from fedssl.experiment.config.preset_files import preset_names, read_preset
 from fedssl.experiment.config.resolve import known_settings, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.networks.backbones import BACKBONES
 from fedssl.networks.libraries import is_published
-
-
-def preset_names(folder: str = "") -> list[str]:
-    names = [path.name.removesuffix(".toml") for path in _presets(folder).iterdir() if path.name.endswith(".toml")]
-    return sorted(names)
-
-
-def preset_description(name: str, folder: str = "") -> str:
-    return str(_read_preset(name, folder).get("description", ""))
-
-
-def _presets(folder: str) -> Any:
-    root = resources.files(__package__) / "presets"
-    return root / folder if folder else root
-
-
-def _read_preset(name: str, folder: str = "") -> Raw:
-    return tomllib.loads((_presets(folder) / f"{name}.toml").read_text())
 
 
 def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
@@ -79,11 +61,11 @@ def _load_preset(name: str) -> Raw:
     setting, *algorithms = name.split("+")
     if setting not in preset_names():
         raise unknown("there is no preset or .toml file", setting, preset_names(), "fedssl presets")
-    raw = _extended(_read_preset(setting))
+    raw = _extended(read_preset(setting))
     for algorithm in algorithms:
         if algorithm not in preset_names("algorithms"):
             raise unknown("there is no algorithm", algorithm, preset_names("algorithms"), "fedssl presets")
-        layer = _read_preset(algorithm, "algorithms")
+        layer = read_preset(algorithm, "algorithms")
         layer.pop("description", None)
         raw = _merged(raw, layer)
     return raw

@@ -75,21 +75,3 @@ def _describe_schema(schema: Table) -> str:
         return f"{text} from {low:g} to {high:g}"
     bounds = [(low, "{:g} or more"), (above, "above {:g}"), (high, "up to {:g}"), (below, "below {:g}")]
     return " ".join([text, " and ".join(form.format(value) for value, form in bounds if value is not None)]).strip()
-
-
-NOT_SET = "–"
-
-
-def flatten(config: Table, prefix: str = "") -> dict[str, Any]:
-    """{"update_rule": {"tau": 0.7}} -> {"update_rule.tau": 0.7}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def setting_text(value: Any) -> str:
-    """A setting as it would be written in a config."""
-    if value is None:
-        return NOT_SET
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

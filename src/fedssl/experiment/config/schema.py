@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from fedssl.core.registry import Registry
 from fedssl.core.settings import ClientName, Count, NonNegative, Positive, settings_of
 from fedssl.data import DATASETS
-from fedssl.data.augmentation.views import RECIPES
+from fedssl.data.augmentation.recipes import RECIPES
 from fedssl.data.holdout import choose_labelled
 from fedssl.data.own.layouts import absolute
 from fedssl.data.partition import PARTITIONS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedssl.experiment.observers import Observer, Start
-from fedssl.methods.collapse import COLLAPSED_BELOW
+from fedssl.experiment.records.verdict import COLLAPSED_BELOW
 
 DEAF_ROUNDS = 5
 EVERYBODY = -1

@@ -11,7 +11,7 @@ from fedssl.core.extras import EXTRAS, need
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say
 from fedssl.core.registry import Registry
-from fedssl.experiment.config.messages import flatten, setting_text
+from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.metrics import metrics_of
 from fedssl.experiment.records.run_record import read_json

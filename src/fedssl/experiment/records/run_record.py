@@ -9,7 +9,7 @@ from typing import Any
 from fedssl.core.checksums import Seals, problems_in, read_signed
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import Place
-from fedssl.core.settings import client_title
+from fedssl.core.names import client_title
 from fedssl.evaluation.score import Best, Gain
 
 Table = dict[str, Any]
@@ -37,7 +37,8 @@ class RunRecord:
                 raise FedsslError(f"{path}: not a run folder ({needed} is missing)")
         summary = read_summary(path)
         check_files(path)
-        return cls(path, read_config(path), summary, read_rounds(path), read_environment(path))
+        read_signed(path / "config.toml", must=False)  # older summaries do not vouch for it
+        return cls(path, _config_in(path / "config.toml"), summary, _rounds_in(path), read_environment(path))
 
     @property
     def name(self) -> str:
@@ -140,7 +141,10 @@ def check_config(folder: Path) -> Path:
 
 
 def read_config(folder: Path) -> Table:
-    path = check_config(folder)
+    return _config_in(check_config(folder))
+
+
+def _config_in(path: Path) -> Table:
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -205,6 +209,10 @@ def read_json(path: Path, *, must: bool = False) -> Table:
 def read_rounds(folder: Path) -> list[Table]:
     """One record a round, in the order they were written."""
     check_files(folder, "rounds.jsonl")
+    return _rounds_in(folder)
+
+
+def _rounds_in(folder: Path) -> list[Table]:
     path = folder / "rounds.jsonl"
     records = read_lines(path)
     for number, record in enumerate(records, start=1):

@@ -7,6 +7,7 @@ from typing import Literal
 from fedssl.evaluation.score import Best, Gain
 from fedssl.experiment.records.run_record import RunRecord
 
+COLLAPSED_BELOW = 0.08  # a `feature_std` under this is a collapse; of encoders that learn 0.2 to 0.9 were seen
 MEASURES = {"knn": "kNN accuracy", "linear": "linear probe"}
 Word = Literal["better", "same", "worse", "not known"]
 OF_RANDOM: dict[Word, str] = {
@@ -131,8 +132,6 @@ def advice(record: RunRecord) -> list[str]:
 
 
 def _collapse(record: RunRecord) -> list[str]:
-    from fedssl.methods.collapse import COLLAPSED_BELOW  # needs torch, which a list of runs does without
-
     last = record.trained[-1]["clients"] if record.trained else []
     if not any(one.get("feature_std", 1.0) < COLLAPSED_BELOW for one in (*last, *record.trained[-1:])):
         return []

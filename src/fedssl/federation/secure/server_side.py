@@ -66,6 +66,8 @@ class SecureServer:
         self.run = self.run or known.get("run") or uuid.uuid4().hex
         self.attempt = int(known.get("attempt", 0))
         self.opened: dict[str, list[str]] = known.get("opened", {})  # the sites of a round, by its number
+        if not known:
+            self._write()  # before a site hears of the run: its keys are of this one for ever
 
     @property
     def threshold(self) -> int:

@@ -9,7 +9,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedssl.core.errors import FedsslError, StorageError
 from fedssl.core.files import append_line
@@ -30,15 +30,17 @@ class Side:
     time_limit: float | None = None
 
 
-class Host(Protocol):
+class Host:
     """The place where a client's app runs; `node` is what it was started with there, `about` what a task says beside
     the numbers: the settings, the run, the client's name, and the round."""
 
     def open(self, node: Facts, about: Facts) -> Side:
         """Makes (or finds) the client's side of the run that a task belongs to."""
+        raise NotImplementedError
 
     def log(self, node: Facts) -> Path:
         """Where failures are written down, also while there is no side."""
+        raise NotImplementedError
 
     def name(self, node: Facts) -> str:  # noqa: ARG002
         """The client's name, if it has one."""
@@ -93,6 +95,7 @@ def _answer(message: Message, node: Facts, host: Host) -> TrainResult | Failure:
         facts = facts_of(message)
         order = unpack_task(message)
         about = order.about | {"round": order.task.round_number}
+        message.content.clear()  # its weights were copied: they are not held a second time while the client trains
         host.arrived(node, about)
         side = host.open(node, about)
         reply = attempt(side.client, side.store, order.task, time_limit=side.time_limit)

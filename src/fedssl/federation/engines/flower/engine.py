@@ -37,7 +37,7 @@ MOST_ERRORS = 3
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 ASK_AGAIN = 15.0  # seconds between two questions to a site that is not ready
-A_DAY = 86_400.0
+A_DAY = 86_400.0  # seconds where nobody said how long: no wait is without an end
 ASKED_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
 NOT_YET = {"approval": "approve the run", "closed": "open: it is outside its hours"}
 
@@ -67,7 +67,7 @@ class FlowerEngine:
     waiting: Say  # said again and again while somebody is awaited; may raise to stop
     patience: float
     time_limit: float | None = None
-    pause: float = 0.1
+    pause: float = 0.1  # seconds between two looks for replies, at most
     approval_patience: float = A_DAY  # seconds for a person at a site, or until its hours
     workers: int = 1_000_000  # clients that train at the same time; at their own sites: all
 
@@ -203,7 +203,7 @@ class FlowerEngine:
         parts = [f"for {_listed(titles)} to {what}" for what, titles in groups.items() if titles]
         parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
         self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
-        time.sleep(self.pause)
+        time.sleep(min(self.pause, 0.05 + seconds / 50))  # short rounds are not made longer, long ones not asked often
 
     def _title(self, one: _Pending) -> str:
         return self.directory.name_of(one.task.client_id) or f"client {one.task.client_id}"

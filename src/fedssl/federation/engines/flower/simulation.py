@@ -119,8 +119,13 @@ class Simulation:
         self.waiting(text)
 
     def _simulate(self) -> None:
-        from flwr.simulation import run_simulation  # late: it brings Ray
+        from flwr.server.superlink.fleet.vce.backend import raybackend  # late: it brings Ray
+        from flwr.simulation import run_simulation
 
+        from fedssl.federation.engines.flower.ray_pool import LivingActors
+
+        patched: Any = raybackend
+        patched.BasicActorPool = LivingActors
         app = ServerApp()
 
         @app.main()

@@ -1,0 +1,29 @@
+import json
+import subprocess
+import sys
+from importlib import resources
+
+from fedssl.cli.registries import FILE, describe_registries
+from tests.helpers.written_runs import write_run
+
+LISTS = ("presets", "methods", "networks", "rules", "aggregators", "privacy")
+
+
+def test_lists_are_those_of_the_registries():
+    text = (resources.files("fedssl.cli") / FILE).read_text(encoding="utf-8")
+    assert json.loads(text) == describe_registries(), "make it anew: python -m fedssl.cli.registries"
+
+
+def test_lists_of_parts_and_runs_need_no_torch(tmp_path):
+    """In a process of its own; the commands are called as the command line does."""
+    run = write_run(tmp_path / "runs" / "first")
+    commands = [[name] for name in LISTS] + [["ls", str(run.parent)], ["compare", *[str(run)] * 2]]
+    code = (
+        "import sys; from fedssl.cli.main import app\n"
+        f"for command in {commands!r}:\n"
+        "    app(command, standalone_mode=False)\n"
+        "    assert 'torch' not in sys.modules, command\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert all(word in shown for word in ("cifar10-noniid", "mocov2", "resnet50", "fedema", "krum", "client-dp"))
+    assert "25.0 % → 37.5 %" in shown

@@ -1,0 +1,109 @@
+"""A question for tasks is answered when there is one: no sooner, no later, and not after the node has gone."""
+
+import asyncio
+
+import pytest
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+from fedssl.deployment import superlink
+from fedssl.deployment.superlink import ASK, TASKS, Held, nodes_of
+
+
+class Link:
+    """Flower's side: tasks by node, as bytes, and how often it was asked."""
+
+    def __init__(self):
+        self.tasks, self.asked, self.status = {}, 0, 200
+
+    async def __call__(self, scope, receive, send):
+        body = (await receive())["body"]
+        answer = b""
+        if scope["path"] == ASK:
+            self.asked += 1
+            (node,) = nodes_of(ASK, body) or {0}
+            answer = self.tasks.pop(node, b"")
+        elif scope["path"] == TASKS:
+            self.tasks |= dict.fromkeys(nodes_of(TASKS, body), b"a task")
+        await send({"type": "http.response.start", "status": self.status})
+        await send({"type": "http.response.body", "body": answer})
+
+
+async def post(held, path, body, gone=None):
+    """The body of the answer; None: there was none."""
+    sent, parts = [], [{"type": "http.request", "body": body[:3], "more_body": True}]
+    parts.append({"type": "http.request", "body": body[3:], "more_body": False})
+
+    async def receive():
+        if parts:
+            return parts.pop(0)
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(part):
+        sent.append(part)
+
+    await held({"type": "http", "path": path}, receive, send)
+    return b"".join(part.get("body", b"") for part in sent) if sent else None
+
+
+def ask(node):
+    return PullMessagesRequest(node=Node(node_id=node)).SerializeToString()
+
+
+def push(*nodes):
+    return PushAppMessagesRequest(
+        messages_list=[Message(metadata=Metadata(dst_node_id=node)) for node in nodes]
+    ).SerializeToString()
+
+
+def test_a_node_is_answered_when_a_task_comes_and_no_other_is_woken():
+    async def story():
+        link = Link()
+        held = Held(link)
+        first, second = (asyncio.create_task(post(held, ASK, ask(node))) for node in (1, 2))
+        while link.asked < 2:
+            await asyncio.sleep(0)
+        assert await post(held, TASKS, push(1)) == b""
+        assert await first == b"a task"
+        assert link.asked == 3, "the other one was not asked for in vain"
+        await post(held, TASKS, push(2, 3))
+        assert await second == b"a task"
+        assert await post(held, ASK, ask(3)) == b"a task", "what waits is given at once"
+        assert await post(held, "/v1/fleet/other", b"abcd") == b""
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_question_is_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(superlink, "HOLD", 0.01)
+    link = Link()
+    assert asyncio.run(asyncio.wait_for(post(Held(link), ASK, ask(1)), 60)) == b""
+    assert link.asked == 2
+
+
+def test_a_task_is_not_given_to_a_node_that_has_gone():
+    async def story():
+        link, gone = Link(), asyncio.Event()
+        held = Held(link)
+        question = asyncio.create_task(post(held, ASK, ask(1), gone))
+        while not link.asked:
+            await asyncio.sleep(0)
+        gone.set()
+        assert await question is None
+        await post(held, TASKS, push(1))
+        assert link.tasks == {1: b"a task"}
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize("body", [b"\xff\xff\xff", b""])
+def test_what_cannot_be_read_is_left_to_flower(monkeypatch, body):
+    monkeypatch.setattr(superlink, "HOLD", 0.01)
+    link = Link()
+    link.status = 400
+    for path in (ASK, TASKS):
+        assert asyncio.run(asyncio.wait_for(post(Held(link), path, body), 60)) == b""
+    assert link.asked == 1, "an error is passed on at once"

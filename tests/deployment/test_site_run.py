@@ -11,6 +11,7 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.client import attempt
 from fedssl.federation.messages import ClientError, TrainTask
+from fedssl.federation.site_evaluation import EVALUATE
 from tests.helpers.deployed import SETTINGS, write_images
 from tests.helpers.small import TINY
 
@@ -240,3 +241,28 @@ def test_name_and_log_come_from_the_node(tmp_path):
     assert name_of({"name": "north"}) == "north"
     assert log_of(node_config(tmp_path)) == tmp_path / "state/failures.jsonl"
     assert json.loads(json.dumps(about()))["name"] == "north"
+
+
+def test_a_site_counts_with_its_own_labels_unless_it_will_not(tmp_path):
+    """And trains to the same bits with labels in reach as without."""
+    settings = SETTINGS | {"flower.clients": ["north", "south"], "evaluation.at_sites": True}
+    asked = about(settings=load_config("sites", settings | {"evaluation.linear_epochs": 2}).as_raw())
+    write_images(tmp_path / "images/images", 0, 24)
+    for name in ("ill", "well"):
+        write_images(tmp_path / "eval" / name, len(name), 6)
+    places = {"data": str(tmp_path / "images"), "eval-train": str(tmp_path / "eval")}
+
+    def evaluate(side):
+        weights = side.client.initial_global_weights()
+        return attempt(side.client, side.store, TrainTask(0, 1, None, weights, stage=EVALUATE, room=0))
+
+    with_labels = open_side(node_config(tmp_path, **places), asked)
+    counts = evaluate(with_labels)
+    assert counts.num_examples == 2
+    assert set(counts.scalars) == {"knn", "linear"}
+    refused = {"no labels": {"data": places["data"]}, "takes no part": places | {"no-evaluation": "True"}}
+    for why, node in refused.items():
+        failure = evaluate(open_side(node_config(tmp_path, **node), asked))
+        assert (failure.code, why in failure.detail) == ("refused", True), failure
+    without = open_side(node_config(tmp_path, data=places["data"], state=str(tmp_path / "other")), about())
+    assert train(with_labels).weights.digest == train(without).weights.digest

@@ -35,6 +35,9 @@ def server(
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
     insecure_anywhere: InsecureAnywhere = False,
     force: Force = False,
+    watch: Annotated[
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="also a page to watch, for this machine alone")
+    ] = None,
 ) -> None:
     """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
 
@@ -69,7 +72,7 @@ def server(
         insecure_anywhere=insecure_anywhere,
         force=force,
     )
-    with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
+    with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"), _page(out, watch):
         serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
 
@@ -81,6 +84,15 @@ def client(
     data: Annotated[
         str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
     ] = "",
+    eval_train: Annotated[
+        str, typer.Option(help="labelled images of this site, to see how good the model is here; only counts leave")
+    ] = "",
+    eval_test: Annotated[
+        str, typer.Option(help="those to test with  [default: a fifth of --eval-train, or of labelled --data]")
+    ] = "",
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")
+    ] = False,
     state: Annotated[
         Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
     ] = None,
@@ -134,6 +146,8 @@ def client(
         server=server,
         state=state or Path("state") / name,
         data=data,
+        eval_train=eval_train,
+        eval_test=eval_test,
         ca=None if insecure else ca.absolute(),
         key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
         roster=_roster(roster),
@@ -149,6 +163,7 @@ def client(
             max_runs=max_runs,
             require_secure_aggregation=require_secure_aggregation,
             min_sites=min_sites,
+            no_evaluation=no_evaluation,
         ),
     )
     with _stopping("stopped"):
@@ -158,6 +173,19 @@ def client(
 def _roster(given: Path | None) -> Path | None:
     usual = Path("keys/roster")
     return given.absolute() if given else usual.absolute() if usual.is_file() else None
+
+
+@contextmanager
+def _page(run: Path, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    from fedssl.experiment.records.run_folder import RunFolder
+    from fedssl.reports.watch import WatchServer
+
+    with WatchServer([RunFolder.create(run).path], port=port) as page:
+        typer.echo(f"a page to watch: {page.url}")
+        yield
 
 
 @contextmanager

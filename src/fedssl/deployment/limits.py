@@ -30,6 +30,7 @@ MOST = {
     "data.image_size": 2**12,
     "data": 10**6,
     "partition": 10**6,
+    "evaluation": 10**5,
 }
 
 
@@ -45,6 +46,7 @@ class Limits:
     max_runs: int = 100
     require_secure_aggregation: bool = False  # uploads that are masked before they leave
     min_sites: int = 2  # that a secure sum must hold at least
+    no_evaluation: bool = False  # no accuracy is measured here, labels or not
 
     def __post_init__(self) -> None:
         if self.require_privacy not in PRIVACY:

@@ -34,6 +34,8 @@ class Site:
     server: str
     state: Path
     data: str = ""
+    eval_train: str = ""  # labelled images of this site's own, to look at the global encoder with
+    eval_test: str = ""
     ca: Path | None = None  # None: no TLS
     key: Path | None = None
     roster: Path | None = None  # the public keys of all sites, for secure aggregation
@@ -53,11 +55,13 @@ class Site:
                 raise FedsslError(f"{path}: there is no such file")
         if self.limits.require_secure_aggregation and self.roster is None:
             raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
-        if self.data and not Path(self.data).exists():
-            raise FedsslError(f"--data: {self.data}: there is no such folder or file")
+        for option, place in self._places().items():
+            if place and not Path(place).exists():
+                raise FedsslError(f"--{option}: {place}: there is no such folder or file")
         if any(sign in value for value in self._node().values() for sign in "\"'\\\n"):
             raise FedsslError(
-                "--data, --state: quotes and backslashes in a path cannot be passed on: rename or link it"
+                "--data, --eval-train, --eval-test, --state: quotes and backslashes in a path cannot be passed on: "
+                "rename or link it"
             )
         claim_state(self.state, self.name)
 
@@ -69,11 +73,14 @@ class Site:
         local = ["--host", "127.0.0.1", "--port", str(free_port())]  # between the node and its own app
         return module(NODE, "--superlink", self.server, *security, *local, "--node-config", config)
 
+    def _places(self) -> dict[str, str]:
+        return {"data": self.data, "eval-train": self.eval_train, "eval-test": self.eval_test}
+
     def _node(self) -> dict[str, str]:
         given: dict[str, str | Path | None] = {
             "name": self.name,
             "state": str(self.state.absolute()),
-            "data": self.data and str(Path(self.data).absolute()),
+            **{name: place and str(Path(place).absolute()) for name, place in self._places().items()},
             "device": self.device,
             "key": self.roster and self.key and str(self.key),
             "roster": self.roster and str(self.roster),

@@ -24,6 +24,7 @@ from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.build.parts import build, build_client
+from fedssl.experiment.build.site_labels import build_examine, labels_of_site
 from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.experiment.records.run_record import read_json
@@ -60,7 +61,8 @@ def open_side(node: Raw, about: Raw) -> Side:
         config = resolve(config.as_raw() | {"device": device}, allow_code)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
+    places = tuple(str(node.get(name, "")) for name in ("data", "eval-train", "eval-test"))
+    client, store = _made(json.dumps(config.as_raw()), allow_code, places, folder, limits.no_evaluation)
     store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node, limits))
     check_disk(state, client.state_bytes(), limits)
     return Side(client, store, state / LOG, config.failures.client_timeout)
@@ -98,17 +100,27 @@ def _run_name(run: object) -> str:
 
 
 @cache
-def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
+def _made(
+    raw: str, allow_code: tuple[str, ...], places: tuple[str, ...], folder: Path, no_evaluation: bool
+) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
+    data, *evaluated = places
     if where(config.data.factory) == "sites":
-        return _with_own_images(config, data, folder)
-    if data:
-        raise FedsslError(f"--data: this run trains on {config.data.name}, not on your own images: leave --data out")
-    parts = build(config)  # a shared set, of which every client has the part that the settings give it
-    return parts.client, client_store(config, parts, folder)
+        client, store = _with_own_images(config, data, evaluated, folder)
+    elif any(places):
+        raise FedsslError(
+            f"--data, --eval-train, --eval-test: this run trains on {config.data.name}, not on your own images: leave "
+            "them out"
+        )
+    else:
+        parts = build(config)  # a shared set, of which every client has the part that the settings give it
+        client, store = parts.client, client_store(config, parts, folder)
+    if no_evaluation:
+        client.examine = None
+    return client, store
 
 
-def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, ClientStore]:
+def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Path) -> tuple[Client, ClientStore]:
     if not data:
         raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
     decoding = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
@@ -123,7 +135,8 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
     def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
         return images.chosen(np.arange(len(images)))
 
-    client = build_client(config, method, images_of, len(config.flower.clients))
+    examine = build_examine(config, labels_of_site(decoding, data, *evaluated))
+    client = build_client(config, method, images_of, len(config.flower.clients), examine=examine)
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
 
 

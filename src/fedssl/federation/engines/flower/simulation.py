@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ class Simulation:
     folder: Path
     resources: Resources
     waiting: Say
+    presence: Callable[[dict[int, str]], None] = lambda _: None
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +73,8 @@ class Simulation:
             about=lambda _: {},
             waiting=self._watch,
             patience=PATIENCE,
+            presence=self.presence,
+            clients=self.clients,
             time_limit=self.time_limit,
             workers=self._side_by_side(),
         )

@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 # Test files in as many processes as there are cores, each with one thread.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
+# Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
+TORCH_FROM ?=
 
-.PHONY: help demo test check check-report check-loggers check-flower check-timm bench results soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench results docs soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -17,19 +19,23 @@ help:
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make check-timm  the newest torch, torchvision, timm and huggingface_hub: networks, weights and exports (some GB)"
+	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
+	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
+	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
-	@echo "make results  the tables of docs/results.md from the records in results/"
+	@echo "make results  the tables and the picture of the documentation from the records in results/"
+	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
 	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make clean   remove the environment and caches (runs/ stays)"
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 13)))' || \
-	  { echo "fedssl needs Python 3.11 to 3.13; choose one with: make PYTHON=python3.12 ..."; exit 1; }
-	@echo "setting up $(VENV) (once; PyTorch is the large part)"
+	@$(PYTHON) -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14)))' || \
+	  { echo "fedssl needs Python 3.11 to 3.14; choose one with: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "setting up $(VENV) (once; PyTorch is the large part, with CUDA some GB: see TORCH_FROM in the README)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt torch
+	@$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt $(TORCH_FROM) torch
 	@$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
@@ -44,7 +50,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not timm'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not timm and not install'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
@@ -59,6 +65,19 @@ check-timm:
 	.venv-timm/bin/python -m pip install $(PIP_QUIET) --upgrade torch torchvision timm huggingface_hub pytest --editable .
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest -m timm tests/encoders/export/test_real_libraries.py
 
+check-install: $(STAMP)
+	TORCH_FROM='$(TORCH_FROM)' $(BIN)/python -m pytest -m install
+
+release-check: $(STAMP)
+	$(BIN)/python -m pip install $(PIP_QUIET) build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	TORCH_FROM='$(TORCH_FROM)' WHEEL=$$(ls dist/*.whl) $(BIN)/python -m pytest -m install
+
+screenshots: $(STAMP)
+	$(BIN)/python -m scripts.screenshots $(RUN)
+
 check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
@@ -67,6 +86,12 @@ bench: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
+	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.methods
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
@@ -76,5 +101,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,14 +1,18 @@
 """A training step of each method beside a plain loop of it, and beside BYOL's: what a method costs; one thread.
 
-    python -m benchmarks.methods
+    python -m benchmarks.methods [RECORD.json]
 
 Both sides have the same networks and the same views in memory. The plain side is written as the papers' code: one
 function per method, row-major memory, PyTorch's usual SGD, a target that moves tensor by tensor. Each side has a
 process of its own and they take turns; CPU time of the least disturbed turn.
 """
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +22,13 @@ from torch import Tensor
 from benchmarks.measuring import Row, contest, within
 from benchmarks.plain import LR, SGD_MOMENTUM, WEIGHT_DECAY
 from fedssl.core.memory import keep_freed_memory
+from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe, make_views
 from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.experiment.records.environment import describe_environment
 from fedssl.federation.local_training import LocalTraining, Stepper
 from fedssl.methods import METHODS
-from fedssl.methods.base import SiameseMethod
+from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.networks.backbones import BACKBONES, feature_size
 from fedssl.networks.heads import HeadSizes
 
@@ -30,6 +36,7 @@ BATCH, SIZE, STEPS, TURNS = 64, 32, 4, 4
 HEADS = HeadSizes(256, 128)
 NETWORK: dict[str, Any] = {"convnet": {"width": 24}, "vit-tiny": {"width": 64, "depth": 4}}
 SLACK = 1.03  # of a busy machine
+TRAINING = LocalTraining()
 
 Views = list[Tensor]
 PlainLoss = Callable[[Any, Views], Tensor]
@@ -125,15 +132,85 @@ def mae(m: Any, views: Views) -> Tensor:
     return (painted - torch.gather(wanted, 1, hidden)).pow(2).mean()
 
 
+def cross_entropy_of_pairs(a: Tensor, b: Tensor, temperature: float, extra: Tensor | None = None) -> Tensor:
+    z = torch.cat([F.normalize(a, dim=1), F.normalize(b, dim=1)])
+    logits = (z @ z.T / temperature).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+    logits = logits if extra is None else torch.cat([logits, z @ extra.T / temperature], dim=1)
+    return F.cross_entropy(logits, torch.cat([torch.arange(len(a)) + len(a), torch.arange(len(a))]))
+
+
+def fedca(m: Any, views: Views) -> Tensor:
+    z1, z2 = (m.online_encoder(view) for view in views)
+    with torch.no_grad():
+        keys = F.normalize(m.target_encoder(views[0]), dim=1)
+    m.recent = torch.cat([m.recent, keys])[-m.shared_projections :]
+    return cross_entropy_of_pairs(z1, z2, m.temperature, m.dictionary)
+
+
+def ssd(m: Any, views: Views) -> Tensor:
+    features = [m.online_encoder.backbone(view) for view in views]
+    outputs = [m.online_encoder.projector(h) for h in features]
+    x, y = (F.normalize(z, dim=1) for z in outputs)
+    loss = (x - y).norm(dim=1).pow(2).mean()
+    for h, raw, z in zip(features, outputs, (x, y), strict=True):
+        loss = loss + torch.pdist(z).pow(2).mul(-2).exp().mean().log() / 2
+        loss = loss + (z - (z * m.scaling).detach()).pow(2).sum(dim=1).mean() / 2
+        loss = loss + 0.1 * F.kl_div(F.log_softmax(raw, dim=1), F.softmax(h, dim=1), reduction="batchmean") / 2
+    return loss
+
+
+def jensen_shannon(a: Tensor, b: Tensor, others: Tensor, temperature: float) -> Tensor:
+    away = torch.eye(len(a), dtype=torch.bool)
+    others = F.normalize(others, dim=1)
+    p, q = (F.softmax((F.normalize(z, dim=1) @ others.T / temperature).masked_fill(away, -1e9), dim=1) for z in (a, b))
+    middle = ((p + q) / 2 + 1e-12).log()
+    return (F.kl_div(middle, p, reduction="batchmean") + F.kl_div(middle, q, reduction="batchmean")) / 2
+
+
+def fedx(m: Any, views: Views) -> Tensor:
+    z1, z2 = (m.online_encoder(view) for view in views)
+    p1, p2 = m.predictor(z1), m.predictor(z2)
+    with torch.no_grad():
+        g1, g2 = (m.global_encoder(view) for view in views)
+    own = cross_entropy_of_pairs(z1, z2, 0.1) + jensen_shannon(z1, z2, z1, 0.1)
+    return own + cross_entropy_of_pairs(p1, g2, 0.1) + jensen_shannon(p1, p2, g1, 0.1)
+
+
+def fedsc(m: Any, views: Views) -> Tensor:
+    z1, z2 = (m.online_encoder(view) for view in views)
+    z1, z2 = (z * (2 / z.norm(dim=1, keepdim=True)).clamp(max=1) for z in (z1, z2))
+    both = torch.cat([z1, z2])
+    r = both.T @ both / len(both)
+    m.total = m.total + r.detach()
+    return -2 * (z1 * z2).sum(dim=1).mean() + m.alpha * r.pow(2).sum() + 2 * (1 - m.alpha) * torch.trace(r @ m.others)
+
+
+def decorrelated_simclr(m: Any, views: Views) -> Tensor:
+    features = [m.online_encoder.backbone(view) for view in views]
+    z1, z2 = (m.online_encoder.projector(h) for h in features)
+    loss = cross_entropy_of_pairs(z1, z2, m.temperature)
+    for h in features:
+        standardised = (h - h.mean(dim=0)) / (h.std(dim=0, unbiased=False) + 1e-4)
+        loss = loss + 0.1 * off_diagonal(standardised.T @ standardised / len(h)).pow(2).mean() / 2
+    return loss
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
     plain: PlainLoss
     network: str = "convnet"
+    training: LocalTraining = TRAINING
+    label: str = ""  # instead of the method's name
 
     def method(self) -> SiameseMethod:
         backbone = BACKBONES[self.network](3, **NETWORK[self.network])
-        return METHODS[self.name](backbone, feature_size(backbone, 3, (SIZE, SIZE)), HEADS)
+        method = METHODS[self.name](backbone, feature_size(backbone, 3, (SIZE, SIZE)), HEADS)
+        if METHODS[self.name].leaves:  # as in a round that is not the first
+            unit = F.normalize(torch.randn(1024, HEADS.out), dim=1)
+            method.prepare(ClientRound(0, 5, 2, 10, 0, Weights(), Weights()))
+            method.receive({"dictionary": unit, "correlation": unit[: HEADS.out], "clients": torch.tensor(5)})
+        return method
 
     def views(self, method: SiameseMethod) -> Views:
         pixels = synthetic_images(BATCH, 10, SIZE, 0, "benchmark").pixels
@@ -150,6 +227,11 @@ CASES = (
     Case("align-uniform", align_uniform),
     Case("dino", dino),
     Case("mae", mae, "vit-tiny"),
+    Case("fedca", fedca),
+    Case("ssd", ssd),
+    Case("fedx", fedx),
+    Case("fedsc", fedsc),
+    Case("simclr", decorrelated_simclr, training=LocalTraining(decorrelation=0.1), label="+feddecorr"),
 )
 
 
@@ -177,7 +259,7 @@ def our_steps(case: Case) -> Callable[[], object]:
     keep_freed_memory()
     method = case.method().train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     views, device = case.views(method), torch.device("cpu")
-    stepper = Stepper(method, LocalTraining(), LR / 10, device)
+    stepper = Stepper(method, case.training, LR / 10, device)
 
     def turn() -> None:
         for _ in range(STEPS):
@@ -189,14 +271,27 @@ def our_steps(case: Case) -> Callable[[], object]:
 def measured(case: Case) -> Row:
     seconds = contest({"plain": (plain_steps, case), "ours": (our_steps, case)}, TURNS)
     plain, ours = (1000 * seconds[side] / STEPS for side in ("plain", "ours"))
-    return within(f"a step of {case.name}", "its plain loop", "ms", plain, ours, SLACK)
+    return within(f"a step of {case.label or case.name}", "its plain loop", "ms", plain, ours, SLACK)
+
+
+def main(record: Path | None) -> None:
+    """Prints each as it is measured; all of them into a file, if one is named."""
+    steps: dict[str, dict[str, float]] = {}
+    for one in CASES:
+        row = measured(one)
+        plain, ours = row.baseline or 0.0, row.ours or 0.0
+        byol = next(iter(steps.values()))["ours_ms"] if steps else ours  # the first
+        steps[one.label or one.name] = {"plain_ms": plain, "ours_ms": ours, "of_byol": ours / byol}
+        print(f"{row.target:30} plain {plain:6.1f} ms, ours {ours:6.1f} ms, ratio {ours / plain:.2f}, ", end="")
+        print(f"{ours / byol:.2f} of BYOL's", flush=True)
+    if record:
+        machine = describe_environment(torch.device("cpu"))
+        about = {"command": f"python -m benchmarks.methods {record}", "hardware": f"{machine['cpu']}, 1 thread"}
+        about |= {"torch": torch.__version__, "commit": machine["git_commit"]}
+        about["date"] = datetime.now(UTC).date().isoformat()
+        rounded = {name: {key: round(value, 2) for key, value in row.items()} for name, row in steps.items()}
+        record.write_text(json.dumps({**about, "steps": rounded}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    byol_ms = None
-    for one in CASES:
-        row = measured(one)
-        assert row.ours
-        byol_ms = byol_ms or row.ours  # the first
-        print(f"{row.target:24} plain {row.baseline:6.1f} ms, ours {row.ours:6.1f} ms, ratio {row.ratio:.2f}, ", end="")
-        print(f"{row.ours / byol_ms:.2f} of BYOL's", flush=True)
+    main(Path(sys.argv[1]) if sys.argv[1:] else None)

@@ -148,6 +148,12 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
 
+    def point_at(self, selector):
+        """Moves the mouse to the middle of an element."""
+        box = f"(e => [e.left + e.width / 2, e.top + e.height / 2])(document.querySelector({selector!r})"
+        x, y = self.run(f"{box}.getBoundingClientRect())")
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
     def screenshot(self, path, whole=True):
         data = self._call("Page.captureScreenshot", captureBeyondViewport=whole, **self._clip(whole))["data"]
         Path(path).write_bytes(base64.b64decode(data))

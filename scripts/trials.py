@@ -157,14 +157,14 @@ def row(trial: Trial, found: Sequence[Record]) -> str:
         f"`{trial.name}`",
         str(len(found)),
         f"{seconds[0]:.0f} + {seconds[1]:.0f}",
-        " / ".join(_mean([fair_random(one, measure) for one in found]) for measure in MEASURES),
-        " / ".join(_mean([one["trained"][measure] for one in found]) for measure in MEASURES),
-        _mean(gains, "+"),
+        " / ".join(mean_and_spread([fair_random(one, measure) for one in found]) for measure in MEASURES),
+        " / ".join(mean_and_spread([one["trained"][measure] for one in found]) for measure in MEASURES),
+        mean_and_spread(gains, "+"),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _mean(values: Sequence[float], sign: str = "") -> str:
+def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{sign}.1f}{spread}"
 

@@ -25,11 +25,11 @@ def test_an_old_name_is_the_new_module_and_warns_whoever_imports_it(not_yet_impo
 
 
 def test_what_lies_below_an_old_name_is_not_loaded_twice(not_yet_imported):
-    with pytest.warns(DeprecationWarning, match=r"fedssl\.evaluate\.request is now"):
-        from fedssl.evaluate.request import Request as Old
-    from fedssl.encoders.evaluate.request import Request
+    with pytest.warns(DeprecationWarning, match=r"fedssl\.engines\.in_process is now"):
+        from fedssl.engines.in_process import InProcessEngine as Old
+    from fedssl.federation.engines.in_process import InProcessEngine
 
-    assert Old is Request
+    assert Old is InProcessEngine
 
 
 def test_a_warning_names_the_line_of_the_user(tmp_path):

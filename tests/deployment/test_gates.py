@@ -44,6 +44,33 @@ def test_a_path_cannot_be_talked_past_the_gate():
     assert not is_here({"client": ("10.0.0.2", 1), "server": None})
 
 
+def through(path, header, behind_proxy, peer="127.0.0.1"):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(header, b"127.0.0.1")] if header else []
+    scope = {"type": "http", "path": path, "client": (peer, 4000), "server": ("127.0.0.1", 9092), "headers": headers}
+    asyncio.run(NodesOnly(inner, behind_proxy=behind_proxy)(scope, None, send))
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("header", [b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip"])
+def test_what_a_proxy_passes_on_is_not_this_machines_own_whatever_address_it_shows(header):
+    for behind_proxy in (False, True):
+        assert through("/v1/control/start-run", header, behind_proxy) == 404
+        assert through("/v1/fleet/pull-messages", header, behind_proxy) == 200
+
+
+def test_behind_a_proxy_nodes_come_through_it_and_this_machine_is_served_directly():
+    """A proxy that does not say that it passes something on lets no node in, which somebody notices."""
+    for peer in ("127.0.0.1", "10.0.0.2"):
+        assert through("/v1/fleet/pull-messages", None, True, peer) == 404
+    assert through("/v1/control/start-run", None, True) == 200
+    assert through("/v1/control/start-run", None, True, "10.0.0.2") == 404
+
+
 def test_the_gate_lets_the_app_start_and_stop():
     scopes = []
 

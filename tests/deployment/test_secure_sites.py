@@ -10,7 +10,8 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.deployment import server_run
 from fedssl.deployment import site as site_module
 from fedssl.deployment.certificates import make_node_key, make_roster
-from fedssl.deployment.limits import Limits, check_settings
+from fedssl.deployment.limits import check_settings
+from fedssl.deployment.policy import Policy
 from fedssl.deployment.server import Deployment
 from fedssl.deployment.server_run import AtSites, key_bytes
 from fedssl.deployment.site import Site, take_part
@@ -142,9 +143,9 @@ def test_what_a_site_needs_for_secure_aggregation_is_said_before_it_trains(place
 def test_a_site_may_insist_on_secure_sums_of_many(place, tmp_path):
     plain = load_config("sites", SETTINGS | {"flower.clients": NAMES})
     with pytest.raises(FedsslError, match=r"aggregation\.secure: the server would see this site's weights"):
-        check_settings(plain, Limits(require_secure_aggregation=True))
+        check_settings(plain, Policy(require_secure_aggregation=True))
     secure = load_config("sites", SECURE | {"flower.clients": NAMES})
-    check_settings(secure, Limits.of_node(Limits(require_secure_aggregation=True, min_sites=4).as_node()))
+    check_settings(secure, Policy.of_node(Policy(require_secure_aggregation=True, min_sites=4).as_node()))
     with pytest.raises(RoundError):
         deployed(place, tmp_path, sites(place, tmp_path, **{"min-sites": "4"}), **{"failures.retries": 0})
     assert "takes part in sums of 4 sites or more" in (tmp_path / "north/state/failures.jsonl").read_text()

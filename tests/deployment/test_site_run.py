@@ -5,13 +5,13 @@ import json
 import pytest
 
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.deployment.limits import Limits, check_settings
+from fedssl.deployment.limits import check_settings
+from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_run import checked_settings, claim_state, log_of, name_of, open_side
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.client import attempt
-from fedssl.federation.messages import ClientError, TrainTask
-from fedssl.federation.site_evaluation import EVALUATE
+from fedssl.federation.messages import EVALUATE, ClientError, TrainTask
 from tests.helpers.deployed import SETTINGS, write_images
 from tests.helpers.small import TINY
 
@@ -104,7 +104,7 @@ PRIVATE = {
     "aggregation.batchnorm": "local-statistics",
     "update_rule.lambda_at": "client",
 }
-ASKS = Limits(require_privacy="local", min_noise=0.5, max_clip=1.0)
+ASKS = Policy(require_privacy="local", min_noise=0.5, max_clip=1.0)
 
 
 def asked(settings, **changes):
@@ -169,8 +169,8 @@ def test_weaker_privacy_than_a_site_asks_for_is_refused_from_the_start(tmp_path,
 def test_features_leave_a_site_only_when_it_says_so():
     config = load_config("sites+fedca", SETTINGS | {"method.public_data": "synthetic"})
     with pytest.raises(FedsslError, match=r"method\.name: with fedca every client also sends .* --allow-features"):
-        check_settings(config, Limits())
-    check_settings(config, Limits(allow_features=True))
+        check_settings(config, Policy())
+    check_settings(config, Policy(allow_features=True))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_settings_that_hurt_a_machine_are_refused_with_the_limit(tmp_path, setti
 
 def test_the_number_of_runs_at_a_site_is_bounded(tmp_path):
     write_images(tmp_path / "images", 0, 24)
-    node = node_config(tmp_path, **Limits(max_runs=2).as_node())
+    node = node_config(tmp_path, **Policy(max_runs=2).as_node())
     for run in ("a1", "b2", "b2"):
         open_side(node, about(run=run))
     with pytest.raises(FedsslError, match=r"runs: holds 2 runs, this site keeps 2 \(--max-runs\).* the oldest: a1 \("):
@@ -205,17 +205,9 @@ def test_the_disk_that_a_site_gives_is_bounded(tmp_path):
     write_images(tmp_path / "images", 0, 24)
     side = open_side(node_config(tmp_path), about())
     train(side)
-    room = Limits(max_disk=1.5e-9 * side.client.state_bytes())
+    room = Policy(max_disk=1.5e-9 * side.client.state_bytes())
     with pytest.raises(FedsslError, match=r"are used and .* are needed, this site gives .* the oldest: a1b2 \("):
         open_side(node_config(tmp_path, **room.as_node()), about())
-
-
-def test_limits_travel_to_the_app_as_they_were_typed():
-    typed = Limits("central", 0.25, 2.5, True, 0.5, 7)
-    assert Limits.of_node({"name": "north", **typed.as_node()}) == typed
-    assert Limits.of_node({"name": "north"}) == Limits()
-    with pytest.raises(FedsslError, match=r"--require-privacy: 'some' is not one of any, central, distributed, local"):
-        Limits("some")
 
 
 @pytest.mark.parametrize("run", ["../x", "a/b", "", "x" * 65, "a.b"])
@@ -260,7 +252,7 @@ def test_a_site_counts_with_its_own_labels_unless_it_will_not(tmp_path):
     counts = evaluate(with_labels)
     assert counts.num_examples == 2
     assert set(counts.scalars) == {"knn", "linear"}
-    refused = {"no labels": {"data": places["data"]}, "takes no part": places | {"no-evaluation": "True"}}
+    refused = {"no labels": {"data": places["data"]}, "takes no part": places | {"evaluation": "False"}}
     for why, node in refused.items():
         failure = evaluate(open_side(node_config(tmp_path, **node), asked))
         assert (failure.code, why in failure.detail) == ("refused", True), failure

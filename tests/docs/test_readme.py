@@ -1,40 +1,66 @@
 """What the README shows must work as it stands there."""
 
 import re
-from pathlib import Path
 
 import pytest
+import typer
 
-README = Path(__file__).parents[2] / "README.md"
+from fedssl.cli.main import app
+from tests.helpers.pictures import write_folder
+from tests.helpers.readme import OF_A_DEPLOYMENT, README, ROOT, blocks, commands, shortened
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder with the images that the README speaks of."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_folder(folder / "photos", classes=("cat", "dog"), each=10)
+    return folder
 
 
-def test_python_example_runs(tmp_path, monkeypatch):
+def test_every_command_runs_in_the_order_of_the_page(photos, monkeypatch, capsys):
+    monkeypatch.chdir(photos)
+    for command in commands():
+        if command[0] in OF_A_DEPLOYMENT:
+            typer.main.get_command(app).commands[command[0]].make_context(command[0], command[1:])  # options exist
+        else:
+            app(shortened(command), standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "kNN accuracy" in shown
+    assert "learnt 2 classes from 16 images" in shown
+    assert (photos / "runs/photos/report.html").exists()
+
+
+def test_python_example_runs(photos, monkeypatch):
     (example,) = blocks("python")
-    monkeypatch.chdir(tmp_path)
+    assert len([line for line in example.splitlines() if line and not line.startswith(("import", " "))]) <= 10
+    monkeypatch.chdir(photos)
     names: dict = {}
-    exec(compile(example, str(README), "exec"), names)
-    assert names["features"].shape == (8, names["encoder"].feature_size)
-    assert (tmp_path / "runs" / "readme" / "summary.json").exists()
+    short = example.replace('"rounds": 20', '"rounds": 1, "evaluation.linear_epochs": 2')
+    short = short.replace("epochs=20", "epochs=1, hidden=32")
+    exec(compile(short, str(README), "exec"), names)
+    assert names["features"].shape == (20, names["encoder"].feature_size)
+    assert (photos / "encoder/encoder.safetensors").exists()
 
 
-def test_every_preset_and_command_it_names_exists():
+def test_the_methods_page_names_presets_that_exist():
     from fedssl.experiment.config.layers import load_config
 
-    text = "\n".join(blocks("sh"))
-    for name in re.findall(r"fedssl run (\S+)", text):
-        load_config(name)
-    for algorithm in re.findall(
-        r"^\| `(fed\S+?|constant-mu|standalone|centralised)`", README.read_text(), re.MULTILINE
-    ):
+    page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(fed\S+?|constant-mu|standalone|centralised)`", page, re.MULTILINE)
+    assert len(named) > 10
+    for algorithm in named:
         load_config(f"smoke+{algorithm}")
 
 
-@pytest.mark.parametrize("command", ["make demo", "make test"])
-def test_the_two_commands_are_shown_and_exist(command):
-    makefile = (README.parent / "Makefile").read_text()
-    assert command in README.read_text()
-    assert f"\n{command.split()[1]}:" in makefile
+def test_every_extra_is_in_the_table():
+    from fedssl.core.extras import EXTRAS
+
+    rows = re.findall(r"^\| (`.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= set(EXTRAS)
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_make_targets_that_are_shown_exist(target):
+    assert f"make {target}" in README.read_text(encoding="utf-8")
+    assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")

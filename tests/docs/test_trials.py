@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedssl.experiment.config.layers import typed_config
-from scripts import trials
+from fedssl.experiment.config.layers import preset_names, typed_config
+from fedssl.methods import METHODS
+from scripts import frontier, methods, trials
 from tests.helpers.small import TINY
 
 LISTS = {one.name: one for one in trials.lists()}
@@ -23,9 +24,18 @@ def test_the_settings_of_a_trial_exist_and_its_core_seconds_are_its_own(one, tri
     assert (config.run.engine, config.run.threads) == ("in-process", 1)
 
 
-@pytest.mark.parametrize("trial", LISTS["trials"].trials.values(), ids=lambda trial: trial.name)
-def test_settings_are_chosen_on_validation_images_alone(trial):
-    assert trial.settings["data.validation_images"] == 5000
+@pytest.mark.parametrize("name", ["trials", "methods-held-out"])
+def test_settings_are_chosen_on_validation_images_alone(name):
+    for trial in LISTS[name].trials.values():
+        assert trial.settings["data.validation_images"] >= 2000
+
+
+def test_the_page_of_methods_has_every_method_and_the_numbers_of_today():
+    page = methods.PAGE.read_text()
+    assert methods.filled(page) == page, "run `make results`"
+    named = [row.split("`")[1] for row in methods._between(page, "methods").splitlines()[2:]]
+    assert [name for name in named if name[0] != "+"] == list(METHODS)
+    assert {name[1:] for name in named if name[0] == "+"} <= set(preset_names("algorithms"))
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -66,3 +76,12 @@ def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):
     assert min(record["core_seconds"].values()) >= 0
     assert trials.row(trial, [record]).startswith("| `tiny` | 1 | ")
     assert trials.changes(trial) == "- `tiny`: network.stem whitened"
+
+
+def test_the_frontier_has_what_no_cheaper_trial_beats():
+    costs_and_accuracies = [(300, 58.0), (60, 50.0), (120, 49.0), (100, 52.0)]
+    records = [
+        {"core_seconds": {"training": seconds}, "trained": {"linear": linear}}
+        for seconds, linear in costs_and_accuracies
+    ]
+    assert [frontier.minutes(one) * 60 for one in frontier.best_so_far(records)] == [60, 100, 300]

@@ -1,17 +1,38 @@
-"""Every method with every rule: no new test file is needed for a new entry of either registry."""
+"""Every method with every rule and every engine: no new test file is needed for a new entry of either registry."""
 
 import math
+from functools import partial
 
 import pytest
 
+from fedssl.federation.engines.flower.client_app import Side
+from fedssl.federation.engines.flower.directory import Numbered
+from fedssl.federation.engines.flower.engine import FlowerEngine
+from fedssl.federation.engines.processes import ProcessEngine
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.methods import METHODS
+from tests.helpers.flower_grid import FakeGrid, answering, node
 from tests.helpers.small import digests, make_client, make_method, run, state_digests
+from tests.helpers.worker_sides import of_method
+
+
+def in_worker(folder, method, rule, settings):
+    side = partial(of_method, folder, method, rule, settings)
+    return lambda client, store: ProcessEngine(side=side, folder=folder, workers=1)
+
+
+def over_messages(folder):
+    def engine(client, store):
+        grid = FakeGrid([node(number) for number in range(4)], answering(Side(client, store, folder / "log.jsonl")))
+        places = {"grid": grid, "directory": Numbered(grid, 4), "folder": folder}
+        return FlowerEngine(**places, about=lambda _: {}, waiting=print, patience=1.0, pause=0.0)
+
+    return engine
 
 
 @pytest.mark.parametrize("rule", UPDATE_RULES)
 @pytest.mark.parametrize("method", METHODS)
-def test_two_rounds_stay_finite_and_repeat_bit_for_bit(tmp_path, method, rule):
+def test_two_rounds_stay_finite_and_every_engine_has_the_same_bits(tmp_path, method, rule):
     # A transformer has no convolutions named conv*: FedU's usual norm is refused there, with this remedy.
     settings = {"norm": "mean-matrix"} if (method, rule) == ("mae", "fedu") else {}
     outcomes, store = run(tmp_path / "a", rule, method, **settings)
@@ -21,9 +42,11 @@ def test_two_rounds_stay_finite_and_repeat_bit_for_bit(tmp_path, method, rule):
             assert math.isfinite(result.scalars["loss"])
             assert 0 <= result.scalars.get("mu", 0.0) <= 1
             assert result.num_examples == 20
-    again, again_store = run(tmp_path / "b", rule, method, **settings)
-    assert [digests(o) for o in outcomes] == [digests(o) for o in again]
-    assert state_digests(store, outcomes[-1]) == state_digests(again_store, again[-1])
+    engines = {"b": in_worker(tmp_path / "b", method, rule, settings), "c": over_messages(tmp_path / "c")}
+    for place, engine in engines.items():
+        again, again_store = run(tmp_path / place, rule, method, engine=engine, **settings)
+        assert [digests(o) for o in outcomes] == [digests(o) for o in again]
+        assert state_digests(store, outcomes[-1]) == state_digests(again_store, again[-1])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,10 +9,10 @@ from fedssl.core.weights import Weights
 from fedssl.federation.client import attempt
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
-from fedssl.federation.messages import ClientError, Failure, GlobalWeights, TrainResult
+from fedssl.federation.messages import EVALUATE, ClientError, Failure, GlobalWeights, TrainResult
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.rounds import ServerState
-from fedssl.federation.site_evaluation import EVALUATE, Counts, SiteEvaluation
+from fedssl.federation.site_evaluation import Counts, SiteEvaluation
 from tests.helpers.small import make_client, make_method
 
 SCALE = 1 << 20

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from flwr.app import Error, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedssl.deployment.apps import AtSite
 from fedssl.deployment.server_run import key_bytes
-from fedssl.deployment.site_run import log_of, name_of, open_side
 from fedssl.federation.engines.flower.api import Context, ErrorCode, Message
-from fedssl.federation.engines.flower.client_app import make_client_app
+from fedssl.federation.engines.flower.client_app import Host, make_client_app
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
@@ -61,12 +61,41 @@ def context(node_config):
     return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config={})
 
 
+@dataclass
+class Place(Host):
+    """Where an app runs that has this side, or none."""
+
+    path: object
+    side: object = None
+    refusal: Exception | None = None
+
+    def open(self, node, about):
+        if self.refusal:
+            raise self.refusal
+        return self.side
+
+    def admit(self, node, about):
+        self.open(node, about)
+
+    def log(self, node):
+        return self.path
+
+    def name(self, node):
+        return node.get("name", "anybody")
+
+
+def answering(side, node_config=None):
+    """The answer of nodes that all have this side of a run."""
+    app = make_client_app(Place(side.log, side))
+    return lambda message, node_id: app(message, context(node_config or {}))
+
+
 def grid_of_sites(folder, names, keys=None, **more):
     """The sites of a deployment under one folder, each with its images in `sites/NAME` and its state beside them.
 
     `keys`: a folder with their NAME.key and NAME.pub and a roster, by which the nodes are known, too.
     """
-    client_app = make_client_app(open_side, name_of, log_of)
+    client_app = make_client_app(AtSite())
 
     def answer(message, node_id):
         name = names[node_id]

@@ -1,5 +1,7 @@
 """Small networks, images and federations that tests share."""
 
+from contextlib import nullcontext
+
 import torch
 
 from fedssl.core.seeding import global_stream
@@ -105,7 +107,9 @@ def run(
     folder.mkdir(exist_ok=True)
     store = ClientStore(folder)
     state = ServerState(0, client.initial_global_weights())
-    return list(run_rounds(server, engine(client, store), state, rounds)), store
+    made = engine(client, store)
+    with made if hasattr(made, "__exit__") else nullcontext():
+        return list(run_rounds(server, made, state, rounds)), store
 
 
 def of(*values):

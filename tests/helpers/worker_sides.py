@@ -7,13 +7,18 @@ import torch
 
 from fedssl.core.errors import StorageError
 from fedssl.federation.client_store import ClientStore
-from fedssl.federation.model_communication import FedEMA
+from fedssl.federation.model_communication import UPDATE_RULES, FedEMA
 from tests.helpers.small import make_client, make_method
 
 
 def whole(folder, number):
     torch.set_num_threads(1)
     return make_client(make_method(), FedEMA()), ClientStore(folder)
+
+
+def of_method(folder, method, rule, settings, number):
+    torch.set_num_threads(1)
+    return make_client(make_method(method), UPDATE_RULES[rule](**settings)), ClientStore(folder)
 
 
 def dies(folder, number):

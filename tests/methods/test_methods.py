@@ -1,10 +1,12 @@
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.settings import needs_of
 from fedssl.core.view_groups import ViewGroup
 from fedssl.core.weights import Weights
 from fedssl.data.augmentation.views import Recipe, make_views
@@ -40,6 +42,11 @@ def test_loss_is_finite_and_trains_every_trained_parameter(name):
     for parameter in method.trained_parameters():
         assert parameter.grad is not None
         assert torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_its_docstring_says_what_it_needs_and_what_leaves_the_client(name):
+    assert re.fullmatch(r"Needs: .+\. Leaves the client: .*encoder.*\.", needs_of(METHODS[name]))
 
 
 @pytest.mark.parametrize("name", METHODS)

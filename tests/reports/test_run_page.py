@@ -1,12 +1,16 @@
 """Reports of real, tiny runs: what is in them is what the run recorded, and what cannot be shown is said."""
 
+import base64
+import io
 import json
+import re
 import shutil
 import tomllib
 
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 
 from fedssl.core.errors import FedsslError
 from fedssl.encoders.evaluate import Request, evaluate
@@ -136,6 +140,21 @@ def test_maps_show_the_random_and_the_trained_encoder(page):
         alts = page.figures[f"run1-{name}"]["alts"]
         assert [("random init" in alt, "trained" in alt) for alt in alts] == [(True, False), (False, True)]
         assert all("60 test images" in alt for alt in alts)
+
+
+def test_a_dot_of_a_map_shows_its_image_when_pointed_at(page, runs):
+    html = (runs / "fedema.html").read_text()
+    (sheet,) = re.findall(r"--sheet: url\(data:image/jpeg;base64,([^)]+)\)", html)
+    with Image.open(io.BytesIO(base64.b64decode(sheet))) as picture:
+        assert picture.size == (20 * 32, 3 * 32)  # 60 images in rows of 20
+    spots = re.findall(r'<i style="left:([\d.]+)%;top:([\d.]+)%;--x:(\d+);--y:(\d+)"', html)
+    assert len(spots) == 4 * 60  # two maps of two encoders
+    assert all(0 <= float(left) <= 100 and 0 <= float(top) <= 100 for left, top, _, _ in spots)
+    assert {(int(x), int(y)) for _, _, x, y in spots} == {(x, y) for x in range(20) for y in range(3)}
+
+
+def test_the_verdict_comes_before_the_story(page):
+    assert page.text.index("Verdict") < page.text.index("every client trained")
 
 
 def test_tables_hold_settings_rounds_and_environment(page, runs):

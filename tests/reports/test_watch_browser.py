@@ -13,9 +13,8 @@ from fedssl.federation.engines.flower.directory import ByKey
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.reports.watch import WatchServer
 from scripts.check_report import Browser
-from tests.federation.engines.test_flower import answering
 from tests.helpers.faults import experiment
-from tests.helpers.flower_grid import FakeGrid, node
+from tests.helpers.flower_grid import FakeGrid, answering, node
 
 pytestmark = pytest.mark.browser
 EVIL = "<script>document.title='taken'</script><img src=//elsewhere.example/x onerror=document.title='taken'>"

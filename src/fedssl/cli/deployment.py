@@ -1,4 +1,4 @@
-"""The commands of a deployment: `fedssl server`, `fedssl client`, and `fedssl certificates`."""
+"""The commands of a deployment beside `fedssl client`: `fedssl server` and `fedssl certificates`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedssl.cli.options import AllowCode, Force, Preset, Settings
+from fedssl.cli.options import Force, Preset, Settings
 from fedssl.core.extras import need
 
 InsecureAnywhere = Annotated[
@@ -34,6 +34,9 @@ def server(
     keys: Annotated[Path, typer.Option(help="folder with the clients' public keys, NAME.pub")] = Path("keys"),
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
     insecure_anywhere: InsecureAnywhere = False,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="a proxy before this server ends TLS: clients must come through it")
+    ] = False,
     force: Force = False,
     watch: Annotated[
         int | None, typer.Option(metavar="PORT", min=0, max=65535, help="also a page to watch, for this machine alone")
@@ -70,109 +73,12 @@ def server(
         certificate=certificate,
         keys={} if insecure else public_keys(keys, config.flower.clients),
         insecure_anywhere=insecure_anywhere,
+        behind_proxy=behind_proxy,
         force=force,
     )
-    with _stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"), _page(out, watch):
+    with stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"), _page(out, watch):
         serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
-
-
-@deployment_app.command()
-def client(
-    name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],
-    data: Annotated[
-        str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
-    ] = "",
-    eval_train: Annotated[
-        str, typer.Option(help="labelled images of this site, to see how good the model is here; only counts leave")
-    ] = "",
-    eval_test: Annotated[
-        str, typer.Option(help="those to test with  [default: a fifth of --eval-train, or of labelled --data]")
-    ] = "",
-    no_evaluation: Annotated[
-        bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")
-    ] = False,
-    state: Annotated[
-        Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
-    ] = None,
-    ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
-    key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
-    roster: Annotated[
-        Path | None,
-        typer.Option(help="the keys of all sites, for secure aggregation  [default: keys/roster, if it is there]"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
-    allow_code: AllowCode = None,
-    allow_network: Annotated[str, typer.Option(hidden=True)] = "",
-    require_privacy: Annotated[
-        str, typer.Option(help="the privacy that runs must have: any, central, distributed, local")
-    ] = "any",
-    require_secure_aggregation: Annotated[
-        bool, typer.Option("--require-secure-aggregation", help="only runs whose server sees sums, no single upload")
-    ] = False,
-    min_sites: Annotated[int, typer.Option(min=2, help="the least sites that a secure sum must hold")] = 2,
-    min_noise: Annotated[float, typer.Option(min=0.0, help="the least privacy.noise_multiplier")] = 0.0,
-    max_clip: Annotated[float, typer.Option(min=0.0, help="the largest privacy.clip_norm")] = float("inf"),
-    allow_features: Annotated[
-        bool, typer.Option("--allow-features", help="also methods that send features of images (fedca)")
-    ] = False,
-    max_disk: Annotated[float, typer.Option(min=0.0, help="GB that --state may take")] = 50.0,
-    max_runs: Annotated[int, typer.Option(min=1, help="runs that --state may hold")] = 100,
-    wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
-    insecure_anywhere: InsecureAnywhere = False,
-) -> None:
-    """A client of a deployment: trains on its own images whenever the server asks, until it is stopped.
-
-    Images, target network and state stay here. It connects outwards only, and comes back by itself after a crash.
-
-    Examples:
-
-      fedssl client --name north --server fl.example.org:9092 --data /images
-
-      fedssl client --name a --server 127.0.0.1:9092 --insecure
-    """
-    need("flower", "fedssl client")
-    from fedssl.core.settings import check_client_name
-    from fedssl.deployment.limits import Limits
-    from fedssl.deployment.site import Site, take_part
-
-    check_client_name(name, "--name")
-    if allow_network:
-        typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
-    site = Site(
-        name=name,
-        server=server,
-        state=state or Path("state") / name,
-        data=data,
-        eval_train=eval_train,
-        eval_test=eval_test,
-        ca=None if insecure else ca.absolute(),
-        key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
-        roster=_roster(roster),
-        device=device,
-        allow_code=(*(allow_code or ()), *filter(None, [allow_network])),
-        insecure_anywhere=insecure_anywhere,
-        limits=Limits(
-            require_privacy=require_privacy,
-            min_noise=min_noise,
-            max_clip=max_clip,
-            allow_features=allow_features,
-            max_disk=max_disk,
-            max_runs=max_runs,
-            require_secure_aggregation=require_secure_aggregation,
-            min_sites=min_sites,
-            no_evaluation=no_evaluation,
-        ),
-    )
-    with _stopping("stopped"):
-        take_part(site, typer.echo, wait)
-
-
-def _roster(given: Path | None) -> Path | None:
-    usual = Path("keys/roster")
-    return given.absolute() if given else usual.absolute() if usual.is_file() else None
 
 
 @contextmanager
@@ -189,7 +95,7 @@ def _page(run: Path, port: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _stopping(text: str) -> Iterator[None]:
+def stopping(text: str) -> Iterator[None]:
     """SIGTERM and SIGHUP like Ctrl-C: what was started is ended in order, then the exit code says which it was."""
     from fedssl.experiment.progress.stopping import StopRequest
 

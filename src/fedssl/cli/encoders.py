@@ -1,4 +1,4 @@
-"""The commands that use what was trained: evaluate, export, embed, neighbours, finetune, classify."""
+"""The commands that use what was trained: models, evaluate, export, embed, neighbours, finetune, classify."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,25 @@ from fedssl.cli.options import AllowCode, Client, DataSettings, Device, Encoder,
 
 encoders_app = typer.Typer()
 MOST_LISTED = 20  # refused images on the screen; the file beside the result names all
+
+
+@encoders_app.command()
+def models() -> None:
+    """List the small encoders that come with fedssl, to try without training: embed, neighbours, finetune.
+
+    Examples:
+
+      fedssl embed cifar10-fedema-small photos/ -o features.npz
+
+      fedssl neighbours cifar10-fedema-small photos/cat.jpg --in photos/
+    """
+    from fedssl.encoders.models import models as known
+
+    for model in known().values():
+        typer.secho(model.name, bold=True)
+        typer.echo(f"  {model.description}")
+        typer.echo(f"  images {model.images}, {model.features} features; {model.accuracy}")
+        typer.echo(f"  trained on {model.data}; card and weights: {model.folder}")
 
 
 @encoders_app.command()
@@ -46,40 +65,36 @@ def evaluate(
 
       fedssl evaluate runs/x --clients --protocol linear --batchnorm running
     """
-    from fedssl.encoders.evaluate import Request
-    from fedssl.encoders.evaluate.request import parse_epochs, parse_names, parse_settings
-
-    request = Request(
-        protocols=parse_names(protocol),
-        variant=variant,  # type: ignore[arg-type]  # checked by the request
-        seeds=seeds,
-        batchnorm=batchnorm,  # type: ignore[arg-type]
-        data=data,
-        data_settings=parse_settings(settings or []),
-        baselines=parse_names(baseline),
-        clients=clients,
-        epochs=parse_epochs(epochs),
-        device=device,
-        cache=cache,
-    )
-    _evaluate(folder, request, allow_code or ())
-
-
-def _evaluate(folder: Path, request: Any, allow_code: Sequence[str]) -> None:
     from rich.console import Console
 
-    from fedssl.encoders.evaluate import evaluate as evaluate_run
+    from fedssl.encoders.api import evaluate as evaluate_run
+    from fedssl.encoders.evaluate.request import parse_epochs, parse_names, parse_settings
     from fedssl.evaluation.results import headline
     from fedssl.experiment.progress.views import make_view
     from fedssl.reports.tables import clients_tables, headline_table
 
     try:
-        results = evaluate_run(folder, request, make_view(), allow_code)
+        results = evaluate_run(
+            folder,
+            parse_names(protocol),
+            variant=variant,  # type: ignore[arg-type]  # checked by the function
+            seeds=seeds,
+            batchnorm=batchnorm,  # type: ignore[arg-type]
+            data=data,
+            data_settings=parse_settings(settings or []),
+            baselines=parse_names(baseline),
+            clients=clients,
+            epochs=parse_epochs(epochs),
+            device=device,
+            cache=cache,
+            view=make_view(),
+            allow_code=allow_code or (),
+        )
     except KeyboardInterrupt:
         typer.echo(f"stopped: the results so far are in {folder / 'evaluation.jsonl'}", err=True)
         raise typer.Exit(130) from None
     console = Console()
-    console.print(headline_table(headline(results)), *(clients_tables(results) if request.clients else []), sep="\n")
+    console.print(headline_table(headline(results)), *(clients_tables(results) if clients else []), sep="\n")
     typer.echo(f"every result: {folder / 'evaluation.jsonl'}")
 
 
@@ -206,12 +221,14 @@ def finetune(
 
       fedssl finetune runs/x --data labelled/ --test test/ --head-only --to safetensors,onnx -o classifier
     """
+    from fedssl.encoders.api import finetune as finetune_run
     from fedssl.encoders.evaluate.request import parse_names, parse_settings
-    from fedssl.encoders.finetune import Request, fine_tune
     from fedssl.experiment.progress.views import make_view
 
-    request = Request(
-        data=data,
+    made = finetune_run(
+        run,
+        data,
+        out,
         test=test,
         test_fraction=test_fraction,
         data_settings=parse_settings(settings or []),
@@ -225,9 +242,9 @@ def finetune(
         seed=seed,
         device=device,
         formats=parse_names(to),
+        view=make_view(),
+        allow_code=allow_code or (),
     )
-    with make_view() as view:
-        made = fine_tune(run, request, out, view.progress, view.say, allow_code or ())
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
     if made.score:

@@ -8,6 +8,7 @@ import typer
 from fedssl import __version__
 from fedssl.cli import deployment
 from fedssl.cli.bench import bench_app
+from fedssl.cli.client import client_app
 from fedssl.cli.data import data_app
 from fedssl.cli.encoders import encoders_app
 from fedssl.cli.paper import paper_app
@@ -29,6 +30,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(bench_app, name="bench")
 app.add_typer(deployment.deployment_app)
+app.add_typer(client_app, name="client")
 app.add_typer(deployment.certificates_app, name="certificates")
 
 
@@ -68,7 +70,7 @@ def networks() -> None:
 
 @app.command()
 def methods() -> None:
-    """List the self-supervised methods with their settings ([method] in a config)."""
+    """List the self-supervised methods: what each does and needs, what leaves the client, its settings ([method])."""
     from fedssl.methods import METHODS
 
     leaves = {name: f"FEATURES LEAVE THE CLIENT: {entry.leaves}" for name, entry in METHODS.items() if entry.leaves}
@@ -114,13 +116,15 @@ def _print_list(title: str, rows: dict[str, str]) -> None:
 
 
 def _print_registry(table: str, registry: Any, common: Any = None, warnings: dict[str, str] | None = None) -> None:
-    from fedssl.core.settings import summary_of
+    from fedssl.core.settings import needs_of, summary_of
     from fedssl.experiment.config.messages import describe_settings
 
     families = {name: registry[name] for name in (f"{family}:NAME" for family in registry.families)}
     for name, factory in {**registry, **families, **({"with any of them": common} if common else {})}.items():
         typer.secho(name, bold=True, nl=False)
         typer.echo(f"  {summary_of(factory)}")
+        if needs := needs_of(factory):
+            typer.echo(f"    {needs}")
         if warnings and name in warnings:
             typer.secho(f"    {warnings[name]}", fg="yellow")
         for key, (expected, default) in describe_settings(factory).items():

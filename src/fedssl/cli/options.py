@@ -28,7 +28,11 @@ Runs = Annotated[
 ]
 Encoder = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="a run folder, or an export with safetensors", autocompletion=complete_run),
+    typer.Argument(
+        metavar="RUN",
+        help="a run folder, an export with safetensors, or a name of `fedssl models`",
+        autocompletion=complete_run,
+    ),
 ]
 Client = Annotated[str | None, typer.Option(help="this client's own encoder, by number or name  [default: the global]")]
 Network = Annotated[str | None, typer.Option(help="online or target; a target is known of clients only")]

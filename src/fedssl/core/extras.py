@@ -14,7 +14,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules
     "privacy": ("dp_accounting",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "sklearn": ("sklearn",),
-    "flower": ("flwr",),
+    "flower": ("flwr", "cryptography"),
     "timm": ("timm",),
     "torchvision": ("torchvision",),
     "dicom": ("pydicom",),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fedssl.core.errors import FedsslError, StorageError
 
+Place = str | os.PathLike[str]  # of a file or folder, as a caller may name it
+
 UNFINISHED = ".unfinished"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -8,7 +8,6 @@ from types import ModuleType
 
 MOVED = {
     "fedssl.sklearn": "fedssl.encoders.sklearn",
-    "fedssl.evaluate": "fedssl.encoders.evaluate",
     "fedssl.data.synthetic": "fedssl.data.standard.synthetic",
     "fedssl.engines.flower_app": "fedssl.deployment",
     "fedssl.engines": "fedssl.federation.engines",

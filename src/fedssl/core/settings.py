@@ -54,3 +54,9 @@ def settings_of(factory: Callable[..., Any]) -> dict[str, Setting]:
 def summary_of(factory: Callable[..., Any]) -> str:
     """The first line of a factory's docstring."""
     return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
+
+
+def needs_of(factory: Callable[..., Any]) -> str:
+    """What a factory's docstring says from "Needs:" on, as one line; "": nothing."""
+    _, found, rest = (inspect.getdoc(getattr(factory, "func", factory)) or "").partition("Needs:")
+    return " ".join((found + rest).split())

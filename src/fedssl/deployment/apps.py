@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedssl.federation.engines.flower.api import Context, ServerApp
-from fedssl.federation.engines.flower.client_app import Side, make_client_app
+from fedssl.federation.engines.flower.client_app import Host, Side, make_client_app
 from fedssl.federation.engines.flower.directory import Grid
 from fedssl.federation.engines.flower.messages import Facts
+from fedssl.federation.messages import Failure, TrainResult
 
 
 # Each app is a process of its own for every message: it imports its own side only, and when it is needed.
@@ -16,20 +17,38 @@ def _run(grid: Grid, settings: Facts) -> None:
     run_at_server(grid, settings)
 
 
-def _open_side(node: Facts, about: Facts) -> Side:
-    from fedssl.deployment.site_run import open_side
+class AtSite(Host):
+    """A client's app at its site: see site_run."""
 
-    return open_side(node, about)
+    def name(self, node: Facts) -> str:
+        return str(node.get("name", ""))
 
+    def log(self, node: Facts) -> Path:
+        from fedssl.deployment.site_run import log_of
 
-def _name_of(node: Facts) -> str:
-    return str(node.get("name", ""))
+        return log_of(node)
 
+    def admit(self, node: Facts, about: Facts) -> None:
+        from fedssl.deployment.site_run import admit
 
-def _log_of(node: Facts) -> Path:
-    from fedssl.deployment.site_run import log_of
+        admit(node, about)
 
-    return log_of(node)
+    def open(self, node: Facts, about: Facts) -> Side:
+        from fedssl.deployment.site_run import open_side
+
+        return open_side(node, about)
+
+    def arrived(self, node: Facts, about: Facts) -> None:
+        from fedssl.deployment.site_run import record_task
+
+        record_task(node, about)
+
+    def leaving(
+        self, node: Facts, about: Facts, reply: TrainResult | Failure, *, seconds: float, side: Side | None
+    ) -> None:
+        from fedssl.deployment.site_run import record_reply
+
+        record_reply(node, about, reply, seconds=seconds, side=side)
 
 
 def make_server_app(run: Callable[[Grid, Facts], None]) -> ServerApp:
@@ -45,4 +64,4 @@ def make_server_app(run: Callable[[Grid, Facts], None]) -> ServerApp:
 
 server_app = make_server_app(_run)
 
-client_app = make_client_app(_open_side, _name_of, _log_of)
+client_app = make_client_app(AtSite())

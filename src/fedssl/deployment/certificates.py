@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import storing
 from fedssl.core.settings import check_client_name
+from fedssl.deployment.network import LOOPBACK
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DAYS = 397  # the longest that browsers take; a deployment is set up anew once a year
 
 
@@ -38,7 +38,8 @@ class ServerCertificate:
 def make_server_certificate(folder: Path, hosts: list[str], days: int = DAYS) -> ServerCertificate:
     """A new CA and a certificate for a server that is reached by these names or addresses; nothing is overwritten."""
     ca_key, server_key = _new_key(), _new_key()
-    ca_name, server_name = _name("fedssl test CA"), _name(hosts[0] if hosts else LOOPBACK[0])
+    host = hosts[0] if hosts else LOOPBACK[0]
+    ca_name, server_name = _name(f"fedssl CA of {host}"), _name(host)
     ca = (
         _builder(ca_name, ca_name, ca_key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -94,17 +95,38 @@ def check_server_certificate(made: ServerCertificate) -> None:
         if not path.is_file():
             raise FedsslError(f"{path}: there is no such file: make it with `fedssl certificates make`")
     try:
-        certificates = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in (made.ca, made.certificate)}
+        certificates = {
+            path: x509.load_pem_x509_certificates(path.read_bytes()) for path in (made.ca, made.certificate)
+        }
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(made.certificate, made.key)
     except (ValueError, ssl.SSLError) as error:
         raise FedsslError(f"{made.certificate}, {made.key}: no certificate and its key: {error}") from None
-    for path, certificate in certificates.items():
-        if certificate.not_valid_after_utc < datetime.now(UTC):
-            raise FedsslError(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}: make a new one")
+    for path, (first, *_) in certificates.items():
+        if first.not_valid_after_utc < datetime.now(UTC):
+            raise FedsslError(f"{path}: expired on {first.not_valid_after_utc:%Y-%m-%d}: make a new one")
+    if not _vouched_for(certificates[made.certificate], certificates[made.ca]):
+        raise FedsslError(
+            f"{made.certificate}: is not signed by {made.ca}: clients would refuse it; if a CA between the two signed "
+            f"it, put that CA's certificate at the end of {made.certificate}"
+        )
+
+
+def _vouched_for(chain: list[Any], cas: list[Any]) -> bool:
+    """Whether one of the CAs signed the first certificate, or signed one whose chain of signatures leads to it."""
+    for certificate, issuer in zip(chain, [*chain[1:], None], strict=True):
+        if any(_signed(certificate, ca) for ca in cas):
+            return True
+        if issuer is None or not _signed(certificate, issuer):
+            return False
+    return False
+
+
+def _signed(certificate: Any, ca: Any) -> bool:
     try:
-        certificates[made.certificate].verify_directly_issued_by(certificates[made.ca])
-    except Exception:
-        raise FedsslError(f"{made.certificate}: is not signed by {made.ca}: clients would refuse it") from None
+        certificate.verify_directly_issued_by(ca)
+    except Exception:  # a wrong name, a wrong signature, another kind of key: all the same
+        return False
+    return True
 
 
 def public_keys(folder: Path, names: list[str]) -> dict[str, Path]:

@@ -1,23 +1,22 @@
-"""What a site gives and what it asks for, whatever a server says: the least privacy, and the most of its machine."""
+"""A server's settings held against a site's policy: refused where they ask for more, or promise less."""
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import size_text
 from fedssl.core.sealed import seal, unseal
+from fedssl.deployment.audit import Spent
+from fedssl.deployment.policy import TABLES, Policy
 from fedssl.experiment.config.messages import flatten
 from fedssl.experiment.config.resolve import resolve
-from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.config.schema import Config
 from fedssl.experiment.resume import changes
 from fedssl.federation.privacy.mechanism import ClientDP
 
-PRIVACY = ("any", "central", "distributed", "local")
 NOISE_BEFORE = {"distributed": ("distributed", "local"), "local": ("local",)}  # what a site may insist on
 PINNED = "settings"
-# The largest whole numbers that a server may ask for, by setting or by table: far beyond every real run, and short of
-# what makes a machine stand still.
+# The largest whole numbers that a server may ask for, by setting or by table, where the policy says nothing: far
+# beyond every real run, and short of what makes a machine stand still.
 MOST = {
     "threads": 256,
     "keep_checkpoints": 16,
@@ -34,76 +33,48 @@ MOST = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """A site's own; each is an option of `fedssl client`."""
-
-    require_privacy: str = "any"  # "central": updates of bounded length; the others: and noise before they leave
-    min_noise: float = 0.0  # noise_multiplier
-    max_clip: float = math.inf  # clip_norm
-    allow_features: bool = False  # methods that send more than weights
-    max_disk: float = 50.0  # GB, of the whole state folder
-    max_runs: int = 100
-    require_secure_aggregation: bool = False  # uploads that are masked before they leave
-    min_sites: int = 2  # that a secure sum must hold at least
-    no_evaluation: bool = False  # no accuracy is measured here, labels or not
-
-    def __post_init__(self) -> None:
-        if self.require_privacy not in PRIVACY:
-            raise FedsslError(f"--require-privacy: {self.require_privacy!r} is not one of {', '.join(PRIVACY)}")
-
-    def as_node(self) -> dict[str, str]:
-        """What differs from the defaults, as a node's settings carry it."""
-        given = vars(self).items() - vars(type(self)()).items()
-        return {name.replace("_", "-"): str(value) for name, value in sorted(given)}
-
-    @classmethod
-    def of_node(cls, node: Raw) -> "Limits":
-        kinds = {name: type(value) for name, value in vars(cls()).items()}
-        given = {name: node[name.replace("_", "-")] for name in kinds if name.replace("_", "-") in node}
-        return cls(**{name: kinds[name](value) for name, value in given.items()})
-
-    @property
-    def private(self) -> bool:
-        return self.require_privacy != "any" or self.min_noise > 0 or self.max_clip < math.inf
-
-
-def check_settings(config: Config, limits: Limits) -> None:
+def check_settings(config: Config, policy: Policy) -> None:
     """Refuses a server's settings that ask for more, or promise less, than this site will have."""
+    for field, table in TABLES.items():
+        name, allowed = getattr(config, table).name, getattr(policy, field)
+        if allowed and name not in allowed:
+            raise FedsslError(f"{table}.name: {printable(name)!r}, this site allows {', '.join(allowed)}")
+    own = {"rounds": policy.max_rounds, "local_training.epochs": policy.max_epochs}
+    limits = MOST | {key: most for key, most in own.items() if most is not None}
     for key, value in flatten(config.as_raw()).items():
-        most = MOST.get(key, MOST.get(key.split(".")[0]))
+        most = limits.get(key, limits.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
             raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site gives {most} at most")
-    if limits.require_secure_aggregation and not config.uploads.secure:
+    if policy.require_secure_aggregation and not config.uploads.secure:
         raise FedsslError(
             "aggregation.secure: the server would see this site's weights, this site asks for a secure sum "
             "(--require-secure-aggregation)"
         )
     leaves = config.method.factory.leaves
-    if leaves and config.update_rule.factory.shares and not limits.allow_features:
+    if leaves and config.update_rule.factory.shares and not policy.allow_features:
         raise FedsslError(
             f"method.name: with {config.method.name} every client also sends {leaves}: allow it with --allow-features"
         )
-    if limits.private:
-        _check_privacy(config.privacy.build(), limits)
+    if policy.private:
+        _check_privacy(config.privacy.build(), policy)
 
 
-def _check_privacy(privacy: ClientDP | None, limits: Limits) -> None:
+def _check_privacy(privacy: ClientDP | None, policy: Policy) -> None:
     if privacy is None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
-    if limits.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[limits.require_privacy]:
-        asked = limits.require_privacy
+    if policy.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[policy.require_privacy]:
+        asked = policy.require_privacy
         raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site asks for {asked!r}")
     if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
-    if privacy.noise_multiplier < limits.min_noise:
+    if privacy.noise_multiplier < policy.min_noise:
         noise = privacy.noise_multiplier
-        raise FedsslError(f"privacy.noise_multiplier: {noise:g}, this site asks for {limits.min_noise:g} (--min-noise)")
-    if privacy.clip_norm > limits.max_clip:
-        raise FedsslError(f"privacy.clip_norm: {privacy.clip_norm:g}, this site takes {limits.max_clip:g} at most")
+        raise FedsslError(f"privacy.noise_multiplier: {noise:g}, this site asks for {policy.min_noise:g} (--min-noise)")
+    if policy.max_clip is not None and privacy.clip_norm > policy.max_clip:
+        raise FedsslError(f"privacy.clip_norm: {privacy.clip_norm:g}, this site takes {policy.max_clip:g} at most")
 
 
-def open_run(runs: Path, run: str, config: Config, limits: Limits) -> Path:
+def open_run(runs: Path, run: str, config: Config, policy: Policy) -> Path:
     """The folder of a run at this site, with the settings of its first task: a later one may not change what matters.
 
     What may change is what a resumed run may change: rounds, threads, evaluation, failures and the like. A run of an
@@ -111,9 +82,9 @@ def open_run(runs: Path, run: str, config: Config, limits: Limits) -> Path:
     """
     folder = runs / run
     known = sorted(path.name for path in runs.iterdir()) if runs.exists() else []
-    if run not in known and len(known) >= limits.max_runs:
+    if run not in known and len(known) >= policy.max_runs:
         raise FedsslError(
-            f"{runs}: holds {len(known)} runs, this site keeps {limits.max_runs} (--max-runs): "
+            f"{runs}: holds {len(known)} runs, this site keeps {policy.max_runs} (--max-runs): "
             f"delete those that are over; {_oldest(runs)}"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,9 +98,33 @@ def open_run(runs: Path, run: str, config: Config, limits: Limits) -> Path:
     return folder
 
 
-def check_disk(state: Path, needed: int, limits: Limits) -> None:
+def check_spent(spent: Spent, round_number: int, config: Config, policy: Policy) -> None:
+    """Refuses a round beyond those of the run, and more rounds or hours than this site gives it.
+
+    The upload of the last round may be asked for again.
+    """
+    if round_number > config.run.rounds:
+        raise FedsslError(f"round {round_number}: the run has {config.run.rounds}")
+    most = policy.max_rounds
+    if most and spent.uploads >= most and (spent.uploads > most or round_number != spent.round_number):
+        raise FedsslError(f"max_rounds: {spent.uploads} uploads left this site, it gives a run {most}")
+    if policy.max_hours and spent.hours >= policy.max_hours:
+        raise FedsslError(
+            f"max_hours: this site worked {spent.hours:.1f} hours for the run, it gives {policy.max_hours:g}"
+        )
+
+
+def check_upload(size: int, policy: Policy) -> None:
+    """Refuses to send more in a round than this site lets out."""
+    if policy.max_upload and size > policy.max_upload * 1e6:
+        raise FedsslError(
+            f"max_upload: {size_text(size)} would leave, this site gives {policy.max_upload:g} MB a round"
+        )
+
+
+def check_disk(state: Path, needed: int, policy: Policy) -> None:
     """Refuses a task whose state would not fit into what this site gives."""
-    used, most = _bytes_in(state), limits.max_disk * 1e9
+    used, most = _bytes_in(state), policy.max_disk * 1e9
     if used + needed > most:
         raise FedsslError(
             f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site gives "

@@ -22,6 +22,7 @@ from fedssl.core.progress import Say
 from fedssl.deployment import APP
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
 from fedssl.deployment.server_run import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
+from fedssl.deployment.superlink import BEHIND_PROXY
 from fedssl.deployment.supervision import Child, Patience, environment, module, reachable, refuse_insecure, running
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.records.run_folder import RunFolder
@@ -47,6 +48,7 @@ class Deployment:
     certificate: ServerCertificate | None  # None: no TLS
     keys: dict[str, Path]  # the clients' public keys; empty without TLS
     insecure_anywhere: bool = False
+    behind_proxy: bool = False  # one that ends TLS: all nodes come through it
     force: bool = False
 
     @property
@@ -79,6 +81,8 @@ class Deployment:
             files = self.certificate
             security = ["--ssl-ca-certfile", files.ca, "--ssl-certfile", files.certificate, "--ssl-keyfile", files.key]
             security.append("--enable-supernode-auth")
+        if self.behind_proxy:
+            security.append(BEHIND_PROXY)
         place = ["--host", self.host, "--port", str(self.port)]
         return module(LINK, *place, *security, "--disable-runtime-dependency-installation")
 
@@ -134,11 +138,11 @@ class _Server:
         self.restarts, self.rounds = 0, -1
 
     def run(self) -> dict[str, Any]:
-        certificate = self.deployment.certificate
+        deployment, certificate = self.deployment, self.deployment.certificate
         if certificate and days_left(certificate.certificate) < RENEWAL:
             self.say(f"warning: {certificate.certificate} ends in {days_left(certificate.certificate)} days")
         while True:
-            with running(self.deployment.link(), self.home / "superlink.log", self.home) as link:
+            with running(deployment.link(), self.home / "superlink.log", self.home, deployment.local_host) as link:
                 self._await_link(link)
                 self._register()
                 summary = self._run_app(link)
@@ -234,7 +238,7 @@ class _Server:
         try:
             return subprocess.run(
                 command,
-                env=environment(self.home),
+                env=environment(self.home, self.deployment.local_host),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from fedssl.core.files import write_atomically
 from fedssl.core.progress import Progress
 from fedssl.data.dataset import Pixels, where
 from fedssl.data.partition import Partition
+from fedssl.deployment.consent import settings_digest, spelled
 from fedssl.deployment.supervision import MARK
 from fedssl.experiment.backends import Running, secure_server
 from fedssl.experiment.build.data import build_dataset
@@ -78,6 +79,8 @@ class AtSites:
         def about(client_id: int) -> Raw:
             return {"run": self.run, "name": names[client_id], "settings": settings}
 
+        run.view.say(f"run {self.run}: SHA-256 of the settings, as `fedssl client approve` shows it at the sites:")
+        run.view.say(f"  {spelled(settings_digest(settings))}")
         return FlowerEngine(
             grid=self.grid,
             directory=self._directory(names, run.view),
@@ -89,6 +92,7 @@ class AtSites:
             patience=run.config.flower.patience,
             time_limit=run.config.failures.client_timeout or A_DAY,
             pause=PAUSE,
+            approval_patience=run.config.flower.approval_patience,
         )
 
     def secure(self, run: Running) -> "SecureServer | None":

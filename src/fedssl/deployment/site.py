@@ -9,7 +9,8 @@ from typing import Any
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
-from fedssl.deployment.limits import Limits
+from fedssl.deployment.network import proxy_for
+from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_run import LOG, claim_state
 from fedssl.deployment.supervision import (
     Child,
@@ -42,7 +43,8 @@ class Site:
     device: str = ""
     allow_code: tuple[str, ...] = ()
     insecure_anywhere: bool = False
-    limits: Limits = field(default_factory=Limits)
+    accept_changed_data: bool = False  # images were withdrawn since: said by a person, and recorded
+    policy: Policy = field(default_factory=Policy)
 
     def check(self) -> None:
         host, _ = split_address(self.server)
@@ -53,7 +55,7 @@ class Site:
         for path in (self.ca, self.key, self.roster):
             if path is not None and not path.is_file():
                 raise FedsslError(f"{path}: there is no such file")
-        if self.limits.require_secure_aggregation and self.roster is None:
+        if self.policy.require_secure_aggregation and self.roster is None:
             raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
         for option, place in self._places().items():
             if place and not Path(place).exists():
@@ -77,7 +79,7 @@ class Site:
         return {"data": self.data, "eval-train": self.eval_train, "eval-test": self.eval_test}
 
     def _node(self) -> dict[str, str]:
-        given: dict[str, str | Path | None] = {
+        given: dict[str, str | bool | Path | None] = {
             "name": self.name,
             "state": str(self.state.absolute()),
             **{name: place and str(Path(place).absolute()) for name, place in self._places().items()},
@@ -85,7 +87,8 @@ class Site:
             "key": self.roster and self.key and str(self.key),
             "roster": self.roster and str(self.roster),
             "allow-code": ",".join(self.allow_code),
-            **self.limits.as_node(),
+            "accept-changed-data": self.accept_changed_data and "yes",
+            **self.policy.as_node(),
         }
         return {key: str(value) for key, value in given.items() if value}
 
@@ -99,9 +102,9 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
     if site.roster is not None:
-        say(f"{site.name}: {_roster(site.roster, site.name)}")
+        say(f"{site.name}: {about_roster(site.roster, site.name)}")
     while True:
-        why = reachable(host, port, site.ca)
+        why = reachable(host, port, site.ca, proxy=proxy_for(host, tls=site.ca is not None))
         if why:
             patience.wait(f"{site.name}: waiting for the server {site.server}: {why}")
             continue
@@ -152,7 +155,7 @@ def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
     say(f"warning: {text}")
 
 
-def _roster(path: Path, name: str) -> str:
+def about_roster(path: Path, name: str) -> str:
     """Refuses a roster without this site, and says by what it can be compared on the phone."""
     need("secure", "--roster")
     from fedssl.federation.secure.keys import fingerprint, read_roster

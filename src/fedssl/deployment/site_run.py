@@ -6,6 +6,9 @@ What it may ask for is bounded by the site's own limits, and by what it asked fo
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +17,15 @@ import numpy as np
 import torch
 
 from fedssl.core.devices import choose_device
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import write_atomically
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
-from fedssl.deployment.limits import Limits, check_disk, check_settings, open_run
+from fedssl.deployment.audit import Audit, after, parts_of
+from fedssl.deployment.consent import check_consent, check_left, settings_digest
+from fedssl.deployment.limits import check_disk, check_settings, check_spent, check_upload, open_run
+from fedssl.deployment.policy import Policy
 from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
@@ -31,7 +37,8 @@ from fedssl.experiment.records.run_record import read_json
 from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.flower.client_app import Side
-from fedssl.federation.messages import ClientError
+from fedssl.federation.messages import ClientError, Failure, TrainResult
+from fedssl.federation.privacy.budget import epsilon_after
 
 if TYPE_CHECKING:
     from fedssl.federation.secure.client_side import SecureClient
@@ -47,25 +54,95 @@ def log_of(node: Raw) -> Path:
     return Path(str(node["state"])) / LOG
 
 
-def open_side(node: Raw, about: Raw) -> Side:
-    """The client's side of the run that a task belongs to; ClientError when the task is not for this client."""
-    name, state = name_of(node), Path(str(node["state"]))
+def admit(node: Raw, about: Raw) -> tuple[Config, Policy]:
+    """What a task asks for, if this site takes it now; ClientError when it does not, or it is for another client."""
+    name, state, policy = name_of(node), Path(str(node["state"])), Policy.of_node(node)
     if about.get("name") != name:
         raise ClientError("refused", f"a task for {about.get('name')!r} came to {name!r}")
     claim_state(state, name)
-    allow_code = tuple(filter(None, str(node.get("allow-code", "")).split(",")))
-    config, limits = checked_settings(about["settings"], allow_code), Limits.of_node(node)
-    check_settings(config, limits)
-    folder = open_run(state / "runs", _run_name(about.get("run")), config, limits)
+    run = _run_name(about.get("run"))
+    try:
+        config = checked_settings(about["settings"], _allowed(node))
+        check_settings(config, policy)
+        check_consent(state, run, about["settings"], policy)
+        policy.check_hours(datetime.now())
+        check_spent(Audit(state).spent(run), about.get("round", 0), config, policy)
+    except FedsslError as error:
+        code = error.code if isinstance(error, ClientError) else "refused"
+        raise ClientError(code, str(error), str(error) if policy.share_reasons else "") from None
+    return config, policy
+
+
+def open_side(node: Raw, about: Raw) -> Side:
+    """The client's side of the run that a task belongs to."""
+    (config, policy), state = admit(node, about), Path(str(node["state"]))
+    folder, allow_code = open_run(state / "runs", str(about["run"]), config, policy), _allowed(node)
     if device := str(node.get("device", "")):
         config = resolve(config.as_raw() | {"device": device}, allow_code)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     places = tuple(str(node.get(name, "")) for name in ("data", "eval-train", "eval-test"))
-    client, store = _made(json.dumps(config.as_raw()), allow_code, places, folder, limits.no_evaluation)
-    store = ClientStore(store.folder, store.keep, store.data_of, _secure_client(config, client, node, limits))
-    check_disk(state, client.state_bytes(), limits)
+    client, store = _made(json.dumps(config.as_raw()), allow_code, places, folder, policy.evaluation)
+    check_upload(client.upload_bytes(), policy)
+    check_disk(state, client.state_bytes(), policy)
+    secure = _secure_client(config, client, node, policy)
+    store = ClientStore(store.folder, store.keep, store.data_of, secure, _data_changed(node, about))
     return Side(client, store, state / LOG, config.failures.client_timeout)
+
+
+def _allowed(node: Raw) -> tuple[str, ...]:
+    return tuple(filter(None, str(node.get("allow-code", "")).split(",")))
+
+
+def _data_changed(node: Raw, about: Raw) -> Callable[[str, str], None] | None:
+    """What is done about images that are not those of the state: recorded where the site allows it, else refused."""
+    if "accept-changed-data" not in node:
+        return None
+    audit = Audit(Path(str(node["state"])))
+    return lambda before, now: audit.add("data-changed", **_task(about), data_before=before, data=now)
+
+
+def record_task(node: Raw, about: Raw) -> None:
+    """A line for a task that came, whatever becomes of it."""
+    Audit(Path(str(node["state"]))).add("task", **_task(about))
+
+
+def record_reply(
+    node: Raw, about: Raw, reply: TrainResult | Failure, *, seconds: float, side: Side | None = None
+) -> None:
+    """A line for what is about to leave; nothing does when it cannot be written, or the site has left meanwhile."""
+    state, task, parts = Path(str(node["state"])), _task(about), parts_of(reply)
+    audit = Audit(state)
+    before = audit.spent(task["run"])
+    spent = after(before, reply, parts, seconds)
+    if task["evaluation"]:  # counts are no upload, also masked
+        spent = replace(before, hours=spent.hours)
+    if isinstance(reply, TrainResult):
+        check_upload(sum(part["bytes"] for part in parts), Policy.of_node(node))
+        check_left(state, task["run"])
+    epsilon = {"epsilon": _epsilon(side.client, spent.uploads)} if side and side.client.privacy else {}
+    audit.add("reply", **task, left=parts, spent=asdict(spent), **epsilon)
+
+
+def _epsilon(client: Client, uploads: int) -> float | str:
+    """What this client has spent of its privacy with so many uploads; a text where it is no number."""
+    assert client.privacy is not None
+    try:
+        value = epsilon_after(client.privacy, uploads, client.terms)
+    except ImportError:
+        return 'not known: pip install "fedssl[privacy]"'
+    return "infinite" if value is None else value
+
+
+def _task(about: Raw) -> Raw:
+    """The facts of a task as a line of the audit has them; what a server says is cut, and may be anything."""
+    settings, number = about.get("settings"), about.get("round")
+    return {
+        "run": printable(str(about.get("run"))[:64]),
+        "round": number if isinstance(number, int) else None,
+        "evaluation": about.get("evaluation") is True,
+        "settings": settings_digest(settings) if isinstance(settings, dict) else "",
+    }
 
 
 def claim_state(state: Path, name: str) -> None:
@@ -101,7 +178,7 @@ def _run_name(run: object) -> str:
 
 @cache
 def _made(
-    raw: str, allow_code: tuple[str, ...], places: tuple[str, ...], folder: Path, no_evaluation: bool
+    raw: str, allow_code: tuple[str, ...], places: tuple[str, ...], folder: Path, evaluation: bool
 ) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
     data, *evaluated = places
@@ -115,7 +192,7 @@ def _made(
     else:
         parts = build(config)  # a shared set, of which every client has the part that the settings give it
         client, store = parts.client, client_store(config, parts, folder)
-    if no_evaluation:
+    if not evaluation:
         client.examine = None
     return client, store
 
@@ -140,7 +217,7 @@ def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Pa
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
 
 
-def _secure_client(config: Config, client: Client, node: Raw, limits: Limits) -> "SecureClient | None":
+def _secure_client(config: Config, client: Client, node: Raw, policy: Policy) -> "SecureClient | None":
     """This site's part in secure sums: its own node key, and the others' as they are in its roster."""
     if client.terms is None:
         return None
@@ -158,5 +235,5 @@ def _secure_client(config: Config, client: Client, node: Raw, limits: Limits) ->
         raise ClientError(
             "untrusted", f"{roster}: site {name}: another key than this site's own: exchange rosters anew"
         )
-    least = max(client.terms.threshold, limits.min_sites)
+    least = max(client.terms.threshold, policy.min_sites)
     return SecureClient(names=names, identity=lambda _: identity, roster=lambda: keys, least=least)

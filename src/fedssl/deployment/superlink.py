@@ -8,6 +8,7 @@ Started as `python -m fedssl.deployment.superlink` with the arguments of `flower
 
 import ipaddress
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from importlib import import_module
@@ -17,17 +18,28 @@ from fedssl.deployment import APP, fingerprint_of
 from fedssl.federation.worker_processes import die_with_the_parent
 
 FOR_NODES = "/v1/fleet/"
+BEHIND_PROXY = "--behind-proxy"  # the one argument that is not Flower's
+FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded", b"via")  # what a proxy adds to a request
 ASGI = Callable[..., Awaitable[None]]
 
 
 class NodesOnly:
-    """Middleware: an address that is not this machine's gets 404 for everything but the nodes' interface."""
+    """Middleware: an address that is not this machine's gets 404 for everything but the nodes' interface.
 
-    def __init__(self, app: ASGI) -> None:
-        self.app = app
+    Behind a proxy nodes must come through it. One that does not say that it passes something on would look like this
+    machine itself: then no node gets in, and somebody sees to it.
+    """
+
+    def __init__(self, app: ASGI, behind_proxy: bool = False) -> None:
+        self.app, self.behind_proxy = app, behind_proxy
+
+    def open_to(self, scope: dict[str, Any]) -> bool:
+        if scope["path"].startswith(FOR_NODES):
+            return is_forwarded(scope) or not self.behind_proxy
+        return is_here(scope) and not is_forwarded(scope)
 
     async def __call__(self, scope: dict[str, Any], receive: ASGI, send: ASGI) -> None:
-        if scope["type"] == "lifespan" or scope["path"].startswith(FOR_NODES) or is_here(scope):
+        if scope["type"] == "lifespan" or self.open_to(scope):
             await self.app(scope, receive, send)
             return
         if scope["type"] == "websocket":
@@ -46,6 +58,11 @@ def is_here(scope: dict[str, Any]) -> bool:
         return False
 
 
+def is_forwarded(scope: dict[str, Any]) -> bool:
+    """Whether a proxy passed a request on: then it is nobody's of this machine, whatever address it shows."""
+    return any(name in FORWARDED for name, _ in scope.get("headers", ()))
+
+
 def only(accepted: str, store: Callable[..., Any]) -> Callable[..., Any]:
     """A way to store apps that takes the one with this SHA-256; nothing is ever started that was not stored."""
 
@@ -62,7 +79,9 @@ def main() -> None:
     import_module("fedssl.federation.engines.flower.api")  # telemetry off, before flwr is imported
     middleware = import_module("starlette.middleware").Middleware
     extensions: Any = import_module("flwr.superlink.extensions")
-    extensions.get_middleware = lambda: (middleware(NodesOnly),)
+    behind_proxy = BEHIND_PROXY in sys.argv
+    sys.argv = [word for word in sys.argv if word != BEHIND_PROXY]
+    extensions.get_middleware = lambda: (middleware(NodesOnly, behind_proxy=behind_proxy),)
     states: Any = import_module("flwr.server.superlink.linkstate.linkstate_factory")
     accepted = fingerprint_of(APP)
     for kind in (states.InMemoryLinkState, states.SqlLinkState):

@@ -19,6 +19,7 @@ import psutil
 
 from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.progress import Say
+from fedssl.deployment.network import connect, without_proxy
 
 MARK = "FEDSSL_STARTED"
 END_LIMIT = 15.0  # seconds to end by itself
@@ -61,12 +62,12 @@ class Child:
 
 
 @contextmanager
-def running(command: list[str], log: Path, home: Path) -> Iterator[Child]:
-    """Starts a command; leaving the block ends it."""
+def running(command: list[str], log: Path, home: Path, *here: str) -> Iterator[Child]:
+    """Starts a command; leaving the block ends it. `here`: other names of this machine than the usual."""
     with log.open("ab") as output:
         begun = log.stat().st_size
         mark = uuid.uuid4().hex
-        nothing, env = subprocess.DEVNULL, environment(home) | {MARK: mark}
+        nothing, env = subprocess.DEVNULL, environment(home, *here) | {MARK: mark}
         process = subprocess.Popen(command, stdin=nothing, stdout=output, stderr=output, env=env)
     child = Child(process, log, begun, mark)
     try:
@@ -84,10 +85,11 @@ def module(name: str, *arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", name, *map(str, arguments)]
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Ours, with Flower's own files in `home`, no telemetry, and its commands found where this Python has its own."""
+def environment(home: Path, *here: str) -> dict[str, str]:
+    """Ours, with Flower's own files in `home`, no telemetry, its commands found where this Python has its own, and no
+    proxy between processes of this machine."""
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return os.environ | {
+    changed = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -95,6 +97,7 @@ def environment(home: Path) -> dict[str, str]:
         "PATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
     }
+    return os.environ | changed | without_proxy(*here)
 
 
 def free_port() -> int:
@@ -128,10 +131,10 @@ def refuse_insecure(host: str, forced: bool) -> None:
         )
 
 
-def reachable(host: str, port: int, ca: Path | None, timeout: float = 10.0) -> str:
+def reachable(host: str, port: int, ca: Path | None, *, proxy: str = "", timeout: float = 10.0) -> str:
     """ "" when a server answers that `ca` vouches for, else why not yet; a wrong certificate is an error at once."""
     try:
-        with socket.create_connection((host, port), timeout) as plain:
+        with connect(host, port, timeout, proxy) as plain:
             if ca is None:
                 return ""
             with ssl.create_default_context(cafile=str(ca)).wrap_socket(plain, server_hostname=host):

@@ -13,7 +13,7 @@ from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
-from fedssl.core.files import new_folder
+from fedssl.core.files import Place, new_folder
 from fedssl.core.progress import Progress, Say, silent, unheard
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset, Refusal
@@ -81,9 +81,9 @@ class FineTuned:
 
 
 def fine_tune(
-    run: str | Path,
+    run: Place,
     request: Request,
-    out: str | Path,
+    out: Place,
     progress: Progress = silent,
     say: Say = unheard,
     allow_code: AllowCode = (),
@@ -127,7 +127,7 @@ def _labelled(encoder: TrainedEncoder, request: Request, progress: Progress) -> 
     return dataset
 
 
-def _sites(run: str | Path, dataset: Dataset) -> str:
+def _sites(run: Place, dataset: Dataset) -> str:
     """A warning where silos were given for classes: these are clients of the run, or look like sites."""
     classes = set(dataset.train.class_names)
     folders = [one.name.split(os.sep)[:-1] for one in dataset.originals]  # noqa: PTH206 - a Path of each would be slow

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import torch
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.files import Place
 from fedssl.core.registry import AllowCode, package_of
 from fedssl.data.own.decoding import LARGEST_GREY, Decoding
+from fedssl.encoders.models import models
 from fedssl.evaluation.features import batchnorm_layers, with_reestimated_batchnorm
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.records.encoder_file import FeatureExtractor, load_encoder_file
@@ -35,9 +37,9 @@ class TrainedEncoder:
 
 
 def load_encoder(
-    run: str | Path, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
+    run: Place, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
 ) -> FeatureExtractor:
-    """The encoder of a run folder, or of a file or folder that `fedssl export` wrote, in evaluation mode.
+    """The encoder of a run folder, of an export, or one that comes with fedssl (`fedssl models`), in evaluation mode.
 
     A network that is not fedssl's own is imported only from packages that `allow_code` names, such as ["mynets"].
 
@@ -50,10 +52,12 @@ def load_encoder(
 
 
 def open_encoder(
-    run: str | Path, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
+    run: Place, client: Client = None, network: Network | None = None, allow_code: AllowCode = ()
 ) -> TrainedEncoder:
     """As `load_encoder`, with what is known about the encoder."""
     path = Path(run)
+    if not path.exists() and (known := models().get(str(run))):
+        path = known.file
     if (path / "config.toml").exists():
         return trained_encoder(FinishedRun.open(path, allow_code), client, network)
     if client is not None or network is not None:

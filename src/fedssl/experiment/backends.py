@@ -26,8 +26,9 @@ from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.engines.processes import ClientSide, ProcessEngine
+from fedssl.federation.messages import EVALUATE
 from fedssl.federation.rounds import Engine
-from fedssl.federation.site_evaluation import EVALUATE, SiteEvaluation, common, count_terms
+from fedssl.federation.site_evaluation import SiteEvaluation, common, count_terms
 
 if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side

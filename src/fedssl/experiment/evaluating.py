@@ -15,9 +15,11 @@ from fedssl.experiment.build.parts import Parts
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.progress.views import View
 from fedssl.federation.client_store import ClientStore
-from fedssl.federation.messages import ClientState, Failure
+from fedssl.federation.messages import LATER, ClientState, Failure
 from fedssl.federation.rounds import ServerState
 from fedssl.federation.site_evaluation import Evaluated, SiteEvaluation
+
+AWAY = ("no-reply", "timeout", "left", *LATER)  # codes of clients for whom nobody waits again in the same round
 
 
 class Evaluator:
@@ -56,7 +58,7 @@ class Evaluator:
         if self.sites is None or not self._due(state.round_number):
             return None
         self.view.progress("accuracy at the sites", 0, None)
-        started, away = time.process_time(), {one.client_id for one in failed if one.code in ("no-reply", "timeout")}
+        started, away = time.process_time(), {one.client_id for one in failed if one.code in AWAY}
         with self.clock.part("evaluation"):
             found = self.sites.measure(state, away)
         self._core_seconds += time.process_time() - started

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from fedssl.core.extras import need
+from fedssl.core.files import Place
 from fedssl.experiment.backends import Backend, OneMachine
 from fedssl.experiment.build.automatic import fitted
 from fedssl.experiment.build.networks import pinned
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.loop import Loop
+from fedssl.experiment.observers import Observer
 from fedssl.experiment.progress.live import NotedView
 from fedssl.experiment.progress.loggers import Logger
 from fedssl.experiment.progress.views import QuietView, View
@@ -34,10 +36,13 @@ from fedssl.federation.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run came to: `summary` is the content of summary.json."""
+    """What a run came to: `summary` is the content of summary.json. It can be given wherever a run folder is wanted."""
 
     folder: Path
     summary: dict[str, Any]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
 
 class Experiment:
@@ -55,12 +60,18 @@ class Experiment:
         )
 
     def run(
-        self, folder: str | Path, view: View | None = None, loggers: Sequence[Logger] = (), force: bool = False
+        self,
+        folder: Place,
+        view: View | None = None,
+        loggers: Sequence[Logger] = (),
+        force: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> RunReport:
         """Trains, evaluates and writes the run folder; a run that was begun in it is resumed.
 
         Whenever it is stopped or killed, the same call resumes after the last finished round and ends with the same
         bits. `force` allows changes that do not touch what is done: rounds, evaluation, failures, threads, device.
+        `observers` are called at the start, after every round and at the end; what one of them raises ends the run.
 
         >>> report = fedssl.load("smoke", {"rounds": 1}).run("runs/y")
         >>> report.summary["status"], report.summary["rounds"], sorted(report.summary["final"])[:1]
@@ -95,6 +106,7 @@ class Experiment:
                     folder=run_folder,
                     view=shown,
                     loggers=loggers,
+                    watching=observers,
                     backend=self.backend,
                 )
                 return RunReport(path, loop.run(_start_or_resume(loop, begun, changed)))

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.files import Place
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset
 from fedssl.data.partition import Partition
@@ -39,7 +40,7 @@ class FinishedRun:
     allow_code: AllowCode = ()
 
     @classmethod
-    def open(cls, path: str | Path, allow_code: AllowCode = ()) -> "FinishedRun":
+    def open(cls, path: Place, allow_code: AllowCode = ()) -> "FinishedRun":
         """Refuses at once a run that names code which was not allowed."""
         folder = RunFolder(Path(path))
         for needed in ("config.toml", SUMMARY):

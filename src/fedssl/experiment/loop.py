@@ -48,6 +48,7 @@ class Loop:
     view: View
     loggers: Sequence[Logger]
     backend: Backend
+    watching: Sequence[Observer] = ()  # of the caller
 
     def __post_init__(self) -> None:
         config, parts, folder, view = self.config, self.parts, self.folder, self.view
@@ -57,7 +58,7 @@ class Loop:
         self.results, self.totals = Results(), Totals()
         loggers, health = Guarded(self.loggers, view.say), RunWarnings(parts.partition.title, view.say)
         profile = ProfileBook(self.clock, folder)  # last: not of a round in which the view ends the run
-        self.observers: tuple[Observer, ...] = (self.totals, loggers, health, Shown(view), profile)
+        self.observers: tuple[Observer, ...] = (self.totals, loggers, health, *self.watching, Shown(view), profile)
         self.noise: dict[str, str] = {}  # by which the key of the noise is known again
         self.started = time.perf_counter()
 

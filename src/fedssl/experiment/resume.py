@@ -24,6 +24,7 @@ from fedssl.federation.client_store import ClientStore
 HARMLESS = (
     *("rounds", "threads", "device", "engine", "workers", "keep_checkpoints", "profile", "evaluation", "failures"),
     *("flower.cpus_per_client", "flower.gpus_per_client", "flower.ray_address", "flower.patience"),
+    "flower.approval_patience",
 )
 # What of a run's records can be written again from what is known, and what no result depends on.
 MADE_AGAIN = ("partition.json", "refused.jsonl", "metrics.csv")

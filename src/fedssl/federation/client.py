@@ -35,7 +35,7 @@ from fedssl.federation.messages import (
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
-from fedssl.federation.site_evaluation import EVALUATE, Counts, answer
+from fedssl.federation.site_evaluation import Counts, answer
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.networks.blocks import frozen_names
@@ -289,7 +289,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
 
     Or look at the global encoder; or, where uploads are summed securely, answer a stage of the sum.
     """
-    if task.stage.startswith(EVALUATE):
+    if task.evaluates:
         return answer(client, store, task)
     if task.stage:
         if store.secure is None:

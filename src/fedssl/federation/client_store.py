@@ -53,7 +53,10 @@ class StoredUpload:
 
 
 class ClientStore:
-    """`data_of` gives a client's data fingerprint: a state is never used with another client's images."""
+    """`data_of` gives a client's data fingerprint: a state is never used with another client's images.
+
+    `changed` is called with the old and the new one where a site allows its images to change (some were withdrawn).
+    """
 
     def __init__(
         self,
@@ -61,8 +64,9 @@ class ClientStore:
         keep: int = 2,
         data_of: Callable[[int], str] | None = None,
         secure: "SecureClient | None" = None,
+        changed: Callable[[str, str], None] | None = None,
     ) -> None:
-        self.folder, self.keep, self.data_of, self.secure = folder, keep, data_of, secure
+        self.folder, self.keep, self.data_of, self.secure, self.changed = folder, keep, data_of, secure, changed
 
     def path(self, client_id: int, round_number: int) -> Path:
         return self.folder / f"client-{client_id:05d}" / f"round-{round_number:06d}"
@@ -87,12 +91,17 @@ class ClientStore:
                 f"{path}: holds the state of client {sealed.facts['client']}, not of client {client_id}: "
                 "put the folders back where they were"
             )
-        if self.data_of and sealed.facts["data"] not in (None, self.data_of(client_id)):
-            raise FedsslError(
-                f"{path}: client {client_id} was trained on other images than it has now: "
-                "give it back its images, or start anew with --fresh"
-            )
+        if self._other_data(sealed, client_id):
+            if self.changed is None or self.data_of is None:
+                raise FedsslError(
+                    f"{path}: client {client_id} was trained on other images than it has now: give it back its images, "
+                    "start anew with --fresh, or at a site allow it with --accept-changed-data"
+                )
+            self.changed(sealed.facts["data"], self.data_of(client_id))
         return sealed
+
+    def _other_data(self, sealed: Sealed, client_id: int) -> bool:
+        return self.data_of is not None and sealed.facts["data"] not in (None, self.data_of(client_id))
 
     def find(self, task: TrainTask, settings: str) -> Sealed | None:
         """What this very task gave before, if the process or its reply was lost; checked byte for byte."""
@@ -101,7 +110,10 @@ class ClientStore:
             sealed = unseal(path) if path.exists() else None
         except DamagedError:
             return None  # it is trained again
-        return sealed if sealed and sealed.facts["task"] == _key(task, settings) else None
+        if sealed is None or sealed.facts["task"] != _key(task, settings):
+            return None
+        # Withdrawn images must not leave in what they were part of: it is trained again.
+        return None if self._other_data(sealed, task.client_id) else sealed
 
     def save(
         self, task: TrainTask, settings: str, state: ClientState, result: TrainResult, separate: bool = False

@@ -70,6 +70,9 @@ class ClientState:
     scalars: Scalars = field(default_factory=dict)
 
 
+EVALUATE = b"evaluate "  # how a stage begins that is no part of training; after it may follow one of a secure sum
+
+
 @dataclass(frozen=True)
 class TrainTask:
     """Down: the global weights, what the server noted for this client (FedEMA's lambda_k), a method's own payload."""
@@ -85,6 +88,16 @@ class TrainTask:
 
     def num_bytes(self) -> int:
         return self.global_weights.num_bytes() + payload_bytes(self.payload) + len(self.stage)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it asks how good its weights are, those of the round before."""
+        return self.stage.startswith(EVALUATE)
+
+    @property
+    def of_round(self) -> int:
+        """The round whose work it is: its own, or that of the weights it asks about."""
+        return self.round_number - self.evaluates
 
     @property
     def answer_bytes(self) -> int:
@@ -134,6 +147,9 @@ FailureCode = Literal[
     "state-damaged",  # its own state on disk cannot be used
     "disk",  # its own disk refused
     "refused",  # it will not or cannot do this task: its own log says why
+    "approval",  # not yet: a person at the site has to approve the run
+    "closed",  # not now: the site takes tasks at other hours
+    "left",  # the site takes no part in this run any more, or until it joins again
     "untrusted",  # it will not go on: another site's key is not the one that it trusts
     "no-reply",  # nothing came back
     "rejected",  # what it sent is not what a client of this run may send
@@ -141,6 +157,9 @@ FailureCode = Literal[
     "wrong-round",  # a reply to another round's task
     "not-asked",  # a reply from a client that had no task
 ]
+
+
+LATER: tuple[FailureCode, ...] = ("approval", "closed")  # the same task may be taken after a while
 
 
 @dataclass(frozen=True)
@@ -152,6 +171,7 @@ class Failure:
     code: FailureCode
     detail: str = ""
     trace: str = ""
+    shared: str = ""  # what a site lets the server know of the reason
 
     def __str__(self) -> str:
         return self.described(f"client {self.client_id}")
@@ -169,9 +189,9 @@ class Failure:
 class ClientError(FedsslError):
     """What a client raises when it knows which kind of failure it met."""
 
-    def __init__(self, code: FailureCode, text: str) -> None:
+    def __init__(self, code: FailureCode, text: str, shared: str = "") -> None:
         super().__init__(text)
-        self.code = code
+        self.code, self.shared = code, shared
 
 
 def payload_bytes(payload: Payload) -> int:

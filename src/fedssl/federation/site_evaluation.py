@@ -13,7 +13,7 @@ from fedssl.core.files import remove_folder
 from fedssl.core.sealed import rounds_in, seal
 from fedssl.core.weights import Weights
 from fedssl.federation.client_store import UPLOAD, ClientStore
-from fedssl.federation.messages import ClientError, Failure, GlobalWeights, TrainResult, TrainTask
+from fedssl.federation.messages import EVALUATE, ClientError, Failure, GlobalWeights, TrainResult, TrainTask
 from fedssl.federation.rounds import Engine, ServerState, TooFewClientsError
 from fedssl.federation.validation import inspect
 from fedssl.federation.wire import EXACT, Wire
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fedssl.federation.secure.server_side import SecureServer
     from fedssl.federation.secure.terms import Terms
 
-EVALUATE = b"evaluate "  # how the stage begins; after it may follow what is said for the secure sum of the counts
 MEASURES = ("knn", "linear")
 FOLDER = "evaluation"  # beside the clients' states: what a client keeps until its counts are summed
 

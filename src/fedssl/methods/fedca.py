@@ -28,6 +28,7 @@ class FedCA(SiameseMethod):
     SimCLR's loss over online projections, the dictionary's added to the negatives; + align_weight · ‖norm f(x) − norm
     f_base(x)‖² over public images x. The momentum copy makes the projections that are shared. Without a dictionary and
     public images it is SimCLR: so is the base encoder trained.
+    Needs: two encoders in memory, public images. Leaves the client: the encoder, and projections of some images.
     """
 
     leaves = "normalised projections of some of its images (features)"

@@ -16,12 +16,11 @@ class FedSC(SiameseMethod):
     """−2 tr(z1ᵀ z2) / N + a ‖R‖² + 2 (1 − a) tr(R · R̄), R̄ the mean of the other clients' R (Jing et al., 2024).
 
     R = zᵀz / 2N of both views' projections z, none longer than √bound; a falls from 1 to `alpha_end` over the rounds.
-    A client sends the mean R of its round; the server passes on their sum. The noise on R follows from the run's seed:
-    it hides nothing from who knows that, and is no differential privacy. Needs: memory for d x d values.
+    The server passes on the sum of all R. Their noise follows from the run's seed: it is no differential privacy.
+    Needs: memory for d x d values. Leaves the client: the encoder, and the mean R of its round.
     """
 
     leaves = "the correlation matrix of its projections (features; the noise on it follows from the run's seed)"
-
     own: Tensor
     own_round: Tensor
 
@@ -52,8 +51,7 @@ class FedSC(SiameseMethod):
         mine = int(self.own_round) == self.round_number - 1 > 0
         count = int(payload["clients"]) - mine if payload else 0
         total = payload["correlation"].to(self.own.device) - mine * self.own if count else torch.zeros_like(self.own)
-        self.others = total / max(count, 1)
-        self.alpha = torch.tensor(self.share if count else 1.0)
+        self.others, self.alpha = total / max(count, 1), torch.tensor(self.share if count else 1.0)
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         z1, z2 = (shortened(self.online_encoder(view), self.bound) for view in views)  # B x d
@@ -72,11 +70,11 @@ class FedSC(SiameseMethod):
         return {"correlation": self.own.cpu().clone()}
 
     def payload_problem(self, payload: dict[str, Tensor]) -> str:
-        sent = payload.get("correlation", torch.empty(0))
-        if set(payload) != {"correlation"} or sent.dtype != torch.float32 or sent.shape != self.own.shape:
-            got = ", ".join(f"{name}: {one.dtype} of shape {tuple(one.shape)}" for name, one in sorted(payload.items()))
-            return f"got {got or 'nothing'}, expected correlation: torch.float32 of shape {tuple(self.own.shape)}"
-        most = self.bound + 10 * self.noise
+        got = ", ".join(f"{name}: {one.dtype} of shape {tuple(one.shape)}" for name, one in sorted(payload.items()))
+        wanted = f"correlation: torch.float32 of shape {tuple(self.own.shape)}"
+        if got != wanted:
+            return f"got {got or 'nothing'}, expected {wanted}"
+        most, sent = self.bound + 10 * self.noise, payload["correlation"]
         return "" if bool((sent.abs() <= most).all()) else f"correlation: a value beyond {most:g}"  # NaN is beyond too
 
     def pool(self, payloads: list[dict[str, Tensor]]) -> dict[str, Tensor]:

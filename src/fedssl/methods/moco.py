@@ -18,6 +18,7 @@ class MoCo(SiameseMethod):
     """Contrastive, with a queue of negatives and a momentum key encoder (He et al., 2020; Chen et al., 2020).
 
     No shuffled BatchNorm: that trick needs several devices (docs/deviations.md).
+    Needs: two encoders and the queue in memory; small batches do. Leaves the client: the online encoder.
     """
 
     queue: Tensor
@@ -83,7 +84,10 @@ class MoCo(SiameseMethod):
 
 
 class MoCoV1(MoCo):
-    """MoCo with a linear head and a lower temperature (He et al., 2020)."""
+    """MoCo with a linear head and a lower temperature (He et al., 2020).
+
+    Needs: two encoders and the queue in memory; small batches do. Leaves the client: the online encoder.
+    """
 
     recipe, schedule = "weak-jitter", "constant"
 

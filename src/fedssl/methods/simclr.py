@@ -12,7 +12,10 @@ from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
 class SimCLR(SiameseMethod):
-    """Contrastive, no predictor, both views through the same encoder (Chen et al., 2020)."""
+    """Contrastive, no predictor, both views through the same encoder (Chen et al., 2020).
+
+    Needs: batches of different images, 64 or more. Leaves the client: the encoder.
+    """
 
     def __init__(
         self,

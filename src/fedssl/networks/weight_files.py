@@ -49,7 +49,10 @@ def find_weight_file(place: str | Path) -> Path:
             raise FedsslError(f"{path}: there is no encoder: none of {', '.join(FILES)}")
         return matches[0]
     if not path.exists():
-        raise FedsslError(f"{path}: there is no encoder: give a .safetensors file, a run folder or an export")
+        raise FedsslError(
+            f"{path}: there is no encoder: give a .safetensors file, a run folder or an export (`fedssl models` lists "
+            "those that come with fedssl)"
+        )
     if path.suffix in PROGRAMS:
         raise FedsslError(
             f"{path}: {PROGRAMS[path.suffix]} is a program to run, its weights have no names to load them by: export "

@@ -8,11 +8,12 @@ import numpy as np
 from PIL import Image
 
 from fedssl.reports.client_views import ClientViews
-from fedssl.reports.page import Figure, Panel, Strip, Thumb
+from fedssl.reports.page import Figure, Panel, Spot, Strip, Thumb
 from fedssl.reports.plots import Array, class_legend, heat_map, point_cloud
 
 VIEWED = 2  # images of each client, to fit beside another figure
 THUMB_PIXELS = 96  # as they are shown; larger ones would only make the file large
+SPOTS, COLUMNS, SPOT_PIXELS = 400, 20, 32  # images on a map that are shown when pointed at: some 0.3 MB in all
 
 
 def holdings(prefix: str, counts: Array, titles: Sequence[str], names: Sequence[str]) -> Figure:
@@ -52,14 +53,37 @@ def maps(
     prefix: str, kind: str, points: dict[str, Array], classes: Array, names: Sequence[str], caption: str, axis: str
 ) -> Figure:
     """points: coordinates under the name of the encoder that gave them, random init first."""
-    panels = []
+    panels, shown = [], _spots(len(classes))
     for number, (heading, where) in enumerate(points.items()):
         alt = f"{kind} map of {len(where)} test images, {heading}, coloured by class"
         drawing = point_cloud(f"{prefix}-{axis.lower()[:2]}{number}-plot", alt, where, classes, names, axis)
-        panels.append(Panel(heading, drawing.svg))
+        assert drawing.places is not None
+        spots = [
+            Spot(f"{100 * left:.1f}", f"{100 * top:.1f}", place % COLUMNS, place // COLUMNS, names[int(label)])
+            for place, (label, (left, top)) in enumerate(zip(classes[shown], drawing.places[shown], strict=True))
+        ]
+        panels.append(Panel(heading, drawing.svg, tuple(spots)))
     legend = class_legend(names)
     identifier = f"{prefix}-map-{kind.lower().replace('-', '')}"
+    some = "a dot" if len(shown) == len(classes) else f"one of {len(shown)} of the dots"
+    caption += f" Point at {some} to see its image."
     return Figure(identifier, f"Test images in feature space, {kind}", caption, tuple(panels), legend=legend, wide=True)
+
+
+def _spots(count: int) -> Array:
+    """Which of the images on a map can be pointed at: evenly spaced."""
+    return np.linspace(0, count - 1, min(count, SPOTS)).round().astype(int)
+
+
+def sheet(pixels: Array) -> str:
+    """The images of the spots side by side, uint8 N x C x H x W, as a data: address."""
+    shown = pixels[_spots(len(pixels))]
+    rows = -(-len(shown) // COLUMNS)
+    whole = Image.new("RGB", (COLUMNS * SPOT_PIXELS, rows * SPOT_PIXELS))
+    for place, one in enumerate(shown):
+        picture = _picture(one).convert("RGB").resize((SPOT_PIXELS, SPOT_PIXELS))
+        whole.paste(picture, (place % COLUMNS * SPOT_PIXELS, place // COLUMNS * SPOT_PIXELS))
+    return _uri(whole, "JPEG", quality=80)
 
 
 def views(
@@ -123,9 +147,18 @@ def lookalikes(prefix: str, queries: Array, matches: Array) -> Figure:
 
 
 def png_uri(pixels: Array) -> str:
-    """A uint8 image C x H x W as a data: address; of other than three channels the first, in grey."""
-    picture = Image.fromarray(pixels[0] if len(pixels) != 3 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    """A uint8 image C x H x W as a data: address."""
+    picture = _picture(pixels)
     picture.thumbnail((THUMB_PIXELS, THUMB_PIXELS))
+    return _uri(picture, "PNG")
+
+
+def _picture(pixels: Array) -> Image.Image:
+    """Of other than three channels the first, in grey."""
+    return Image.fromarray(pixels[0] if len(pixels) != 3 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
+def _uri(picture: Image.Image, form: str, **options: int) -> str:
     file = io.BytesIO()
-    picture.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    picture.save(file, form, **options)
+    return f"data:image/{form.lower()};base64," + base64.b64encode(file.getvalue()).decode()

@@ -13,9 +13,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Spot:
+    """A point of a map that shows its image when it is pointed at: column and row of it in the section's sheet."""
+
+    left: str
+    top: str
+    column: int
+    row: int
+    label: str
+
+
+@dataclass(frozen=True)
 class Panel:
     heading: str
     svg: str
+    spots: tuple[Spot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class Section:
     title: str
     intro: str
     figures: tuple[Figure, ...]
+    sheet: str = ""  # the images of all spots as one picture
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,8 @@ class Page:
 
     @property
     def story(self) -> Sequence[str]:
-        return self.comparison.story if self.comparison else self.runs[0].story
+        """What stands above the verdict: of a run alone one paragraph, the others follow it."""
+        return self.comparison.story if self.comparison else self.runs[0].story[:1]
 
     @property
     def contents(self) -> list[tuple[str, str]]:

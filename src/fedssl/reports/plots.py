@@ -48,10 +48,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Drawing:
-    """An <svg> and its legend."""
+    """An <svg>, its legend and, of a map, where its points are, as shares of its width and height from the top left."""
 
     svg: str
     legend: tuple[Key, ...] = ()
+    places: Array | None = None  # N x 2
 
 
 def curves(
@@ -248,7 +249,9 @@ def point_cloud(name: str, alt: str, points: Array, classes: Array, names: Seque
         face, edge = ("none", colour) if ring else (colour, "none")
         options: dict[str, Any] = {"markersize": 3.0 if ring else 3.4, "markeredgewidth": 0.9 if ring else 0}
         axes.plot(*chosen.T, "o", markerfacecolor=face, markeredgecolor=edge, alpha=0.85, **options)
-    return Drawing(to_svg(figure, name, alt), class_legend(names))
+    svg = to_svg(figure, name, alt)  # lays the axes out
+    places = axes.transData.transform(points) / (figure.get_size_inches() * figure.dpi)
+    return Drawing(svg, class_legend(names), np.stack([places[:, 0], 1 - places[:, 1]], axis=1))
 
 
 def class_legend(names: Sequence[str]) -> tuple[Key, ...]:

@@ -108,6 +108,11 @@ class RunImages:
         classes = self._mapped_classes.numpy()
         return image_figures.maps(prefix, "t-SNE", points, classes, _class_names(self.train), caption, "t-SNE")
 
+    @property
+    def sheet(self) -> str:
+        """The images that the maps show when one points at their dots."""
+        return image_figures.sheet(self._test.pixels[_spaced(len(self._test), MAPPED)].numpy())
+
     def confusion(self, prefix: str) -> Figure:
         evaluation, test, count = self.run.config.evaluation, self._test, self.train.num_classes
         votes = {"k": evaluation.k, "temperature": evaluation.temperature, "num_classes": count}

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
-from fedssl.core.files import write_atomically
+from fedssl.core.files import Place, write_atomically
 from fedssl.core.progress import Say, unheard
 from fedssl.core.registry import AllowCode
 from fedssl.experiment.config.messages import flatten, setting_text
@@ -41,8 +41,8 @@ ENCODER = {
 
 
 def write_report(
-    runs: Sequence[str | Path],
-    out: str | Path,
+    runs: Sequence[Place],
+    out: Place,
     *,
     images: int = 10_000,
     say: Say = unheard,
@@ -100,7 +100,10 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
             title: partial(_of_images, looked, make) if isinstance(make, str) else partial(make, record)
             for title, make in makers.items()
         }
-        return Section(f"{prefix}-{name}", title, "", _collect(bound, left_out, prefix, view))
+        figures = _collect(bound, left_out, prefix, view)
+        spots = any(panel.spots for figure in figures for panel in figure.panels)
+        sheet = looked.sheet if spots and isinstance(looked, RunImages) else ""
+        return Section(f"{prefix}-{name}", title, "", figures, sheet)
 
     sections = [
         section("learning", "Did it learn?", _learning(record)),

@@ -28,7 +28,7 @@ from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, Trai
 from fedssl.federation.model_communication import FedEMA
 from fedssl.federation.rounds import ServerState, TooFewClientsError, run_round
 from tests.helpers.faults import PRESETS, everything, experiment
-from tests.helpers.flower_grid import FakeGrid, context, node, unavailable
+from tests.helpers.flower_grid import FakeGrid, Place, answering, context, node, unavailable
 from tests.helpers.small import make_client, make_method, make_server, task
 
 NUMBERS = {"loss": 1.0, "images": 8, "seconds": 0.5}
@@ -42,11 +42,6 @@ class OverMessages(OneMachine):
         grid = FakeGrid([node(number) for number in range(6)], answer)
         places = {"grid": grid, "directory": Numbered(grid, 6), "folder": run.folder.path}
         return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=1.0, pause=0.0)
-
-
-def answering(side, node_config=None):
-    app = make_client_app(lambda node, about: side, lambda node: "anybody", lambda node: side.log)
-    return lambda message, node_id: app(message, context(node_config or {}))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -377,10 +372,7 @@ def test_what_goes_wrong_at_a_client_is_in_its_own_log_only(tmp_path):
     [(StorageError("full"), "disk"), (FedsslError("no images"), "refused"), (KeyError("x"), "exception")],
 )
 def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
-    def refuse(node, about):
-        raise raised
-
-    app = make_client_app(refuse, lambda node: "", lambda node: tmp_path / "log.jsonl")
+    app = make_client_app(Place(tmp_path / "log.jsonl", refusal=raised))
     sent = task([1.0], [2.0])
     content = pack_task(sent, pack_tensors(sent.global_weights, {}), {})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
@@ -389,7 +381,7 @@ def test_a_side_that_cannot_be_opened_is_a_code_too(tmp_path, raised, code):
 
 
 def test_a_task_that_says_nonsense_is_a_code_and_tells_the_server_nothing(tmp_path):
-    app = make_client_app(None, lambda node: "", lambda node: tmp_path / "log.jsonl")
+    app = make_client_app(Place(tmp_path / "log.jsonl"))
     content = record({"client": None, "round": ["x"], "about": {}})
     reply = app(Message(content, dst_node_id=1, message_type="train"), context({}))
     assert unpack_reply(reply, tmp_path / "upload", 10**6) == Failure(-1, -1, "refused")
@@ -450,7 +442,7 @@ def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
 
 
 def test_an_app_says_its_name():
-    app = make_client_app(None, lambda node: node["name"], None)
+    app = make_client_app(Place(None))
     reply = app(Message(record({}), dst_node_id=1, message_type="query"), context({"name": "north"}))
     assert json.loads(reply.content["facts"]["json"]) == {"name": "north"}
 

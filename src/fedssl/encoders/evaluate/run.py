@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
+from fedssl.core.files import Place
 from fedssl.core.registry import AllowCode
 from fedssl.encoders.evaluate.data import find_data
 from fedssl.encoders.evaluate.request import EPOCHS, Request
@@ -40,7 +40,7 @@ class Subject:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def evaluate(path: str | Path, request: Request, view: View | None = None, allow_code: AllowCode = ()) -> list[Result]:
+def evaluate(path: Place, request: Request, view: View | None = None, allow_code: AllowCode = ()) -> list[Result]:
     """Evaluates the encoders of a run folder, appends every result to it and updates the headline in its summary.
 
     >>> for result in evaluate("runs/x", Request(protocols=["knn"], baselines=["random"], batchnorm="running")):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedssl import __version__
-from fedssl.core.files import new_folder
+from fedssl.core.files import Place, new_folder
 from fedssl.core.registry import AllowCode
 from fedssl.encoders.export.formats import FORMATS, Format
 from fedssl.encoders.export.libraries import timm_config
@@ -27,8 +27,8 @@ class Exported:
 
 
 def export_encoder(
-    run: str | Path,
-    out: str | Path,
+    run: Place,
+    out: Place,
     formats: Sequence[str] = ("safetensors",),
     client: Client = None,
     network: Network | None = None,

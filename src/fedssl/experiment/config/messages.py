@@ -53,7 +53,8 @@ def _default_text(default: Any) -> str:
 def describe_type(field: FieldInfo) -> str:
     """A field's type and range in words, such as 'a number from 0 to 1'."""
     if registry := next((one for one in field.metadata if isinstance(one, Registry)), None):
-        return f"one of {', '.join(dict.fromkeys(filter(None, [field.default, *registry])))}"
+        default = [] if field.is_required() else [field.default]
+        return f"one of {', '.join(dict.fromkeys(filter(None, [*default, *registry])))}"
     schema = TypeAdapter(Annotated[field.annotation, "a setting", *field.metadata]).json_schema()  # type: ignore[arg-type]
     return " or ".join(
         _describe_schema(option) for option in schema.get("anyOf", [schema]) if option != {"type": "null"}
@@ -61,6 +62,8 @@ def describe_type(field: FieldInfo) -> str:
 
 
 def _describe_schema(schema: Table) -> str:
+    if "words" in schema:
+        return str(schema["words"])
     if "enum" in schema or "const" in schema:
         return "one of " + ", ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     names = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}

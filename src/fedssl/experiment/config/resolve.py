@@ -73,10 +73,10 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     chosen = {table: choice(table, raw.get(table, {}), allow_code) for table in CHOICES}
     if public := method.public_images(chosen["method"].settings).data:
         CHOICES["data"].check(public, allow_code, "method.public_data")
-    models = {table: _validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
+    models = {table: validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
     training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
     models["network"] = _complete(models["network"])
-    run = _validated("", Run, top)
+    run = validated("", Run, top)
     if run.engine != Run.model_fields["engine"].default:
         ENGINES.check(run.engine, allow_code)
     config = Config(
@@ -122,12 +122,16 @@ def _settings(table: str, settings: dict[str, Setting], raw: Raw) -> Raw:
         for name, setting in settings.items()
     }
     model = create_model(table, __config__=STRICT, **fields)
-    return _validated(table, model, raw).model_dump()
+    return validated(table, model, raw).model_dump()
 
 
-def _validated(table: str, model: type[Model], raw: Raw) -> Model:
+def validated(table: str, model: type[Model], raw: Raw, *, of_a_run: bool = True) -> Model:
+    """A table as its model; what is wrong is named by its key, with the range that it must be in.
+
+    `of_a_run`: an unknown key may be meant for another table of a run's settings.
+    """
     if model.model_config.get("extra") == "forbid":
-        _refuse_unknown(table, raw, list(model.model_fields))
+        _refuse_unknown(table, raw, list(model.model_fields), of_a_run=of_a_run)
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -145,13 +149,13 @@ def _explain(table: str, model: type[BaseModel], problem: Raw) -> str:
     return f"{path}: {problem['input']!r} is not {expected}"
 
 
-def _refuse_unknown(table: str, raw: Raw, known: list[str]) -> None:
+def _refuse_unknown(table: str, raw: Raw, known: list[str], *, of_a_run: bool = True) -> None:
     for key in raw:
         if key not in known:
             path = f"{table}.{key}" if table else key
             if not table and isinstance(raw[key], dict) and raw[key]:
                 path = f"{key}.{next(iter(raw[key]))}"
-            meant = _elsewhere(path)
+            meant = _elsewhere(path) if of_a_run else ""
             suggested = f" (did you mean {meant!r}?)" if meant else nearest(key, known)
             raise FedsslError(f"{path}: unknown key{suggested}; known here: {', '.join(known)}")
 

@@ -138,6 +138,9 @@ class Flower(BaseModel):
     ray_address: str = Field("", description="a Ray cluster; the run folder must be on a disk that it shares")
     clients: list[ClientName] = Field([], description="of a deployment: the names of its clients, in order")
     patience: Positive = Field(600.0, description="seconds that a client of a deployment may be away in a round")
+    approval_patience: Positive = Field(
+        86_400.0, description="seconds that the people at a site may take to approve a run, or until its hours"
+    )
 
 
 class Run(BaseModel):

@@ -227,6 +227,11 @@ class LiveView(View):
 
 
 def make_view(*, in_bytes: bool = False) -> View:
+    """Bars with the time left on a terminal, lines elsewhere: for `view=` of all that takes time.
+
+    >>> report = fedssl.load("smoke", {"rounds": 1}).run("runs/shown", fedssl.make_view())  # doctest: +ELLIPSIS
+    byol with fedema on synthetic...
+    """
     return LiveView(in_bytes=in_bytes) if sys.stdout.isatty() else PlainView(in_bytes=in_bytes)
 
 

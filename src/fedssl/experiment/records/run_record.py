@@ -8,6 +8,7 @@ from typing import Any
 
 from fedssl.core.checksums import Seals, problems_in, read_signed
 from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.files import Place
 from fedssl.core.settings import client_title
 from fedssl.evaluation.score import Best, Gain
 
@@ -28,7 +29,7 @@ class RunRecord:
     environment: Table
 
     @classmethod
-    def read(cls, path: str | Path) -> "RunRecord":
+    def read(cls, path: Place) -> "RunRecord":
         """All of a run's records; what is damaged is an error that names the files, or the file and the line."""
         path = Path(path)
         for needed in ("config.toml", SUMMARY, "rounds.jsonl"):

@@ -29,19 +29,29 @@ def spent(privacy: ClientDP | None, server: Server, rounds: int, terms: "Terms |
     """
     if privacy is None:
         return {}
-    crowd = {"honest": privacy.honest or terms.threshold, "clients": terms.clients} if terms else {}
-    share = crowd["honest"] / crowd["clients"] if crowd else 1.0
     releases = most_participations(server.num_clients, server.clients_per_round, server.seed, rounds)
-    value = epsilon(privacy.noise_multiplier * math.sqrt(share), releases, privacy.delta)
-    about = asdict(privacy) | crowd
+    about = asdict(privacy) | _crowd(privacy, terms)
     return {
         "unit": "client",
-        "epsilon": value if math.isfinite(value) else None,
+        "epsilon": epsilon_after(privacy, releases, terms),
         **{name: setting for name, setting in about.items() if setting is not None},
         "rounds": rounds,
         "releases": releases,
         "accounting": "Gaussian, over the rounds of the client asked most often; no amplification by sampling",
     }
+
+
+def epsilon_after(privacy: ClientDP, releases: int, terms: "Terms | None" = None) -> float | None:
+    """Of so many uploads of one client; None: infinite."""
+    crowd = _crowd(privacy, terms)
+    share = crowd["honest"] / crowd["clients"] if crowd else 1.0
+    value = epsilon(privacy.noise_multiplier * math.sqrt(share), releases, privacy.delta)
+    return value if math.isfinite(value) else None
+
+
+def _crowd(privacy: ClientDP, terms: "Terms | None") -> dict[str, int]:
+    """In secure sums: how many add noise, and how many of them are counted on."""
+    return {"honest": privacy.honest or terms.threshold, "clients": terms.clients} if terms else {}
 
 
 def with_noise_key(server: Server, file: Path, checkpoint: Checkpoint | None) -> Server:

@@ -1,7 +1,8 @@
 """Clients behind a Flower grid, simulated or at their own sites: tasks are packed, sent, awaited and unpacked here.
 
 What is lost on the way (a node that dies, a reply that expires) is sent again while there is time: a client that has
-trained a task before answers from its own disk, so asking twice costs a message and changes nothing.
+trained a task before answers from its own disk, so asking twice costs a message and changes nothing. A site that will
+not take a task yet is asked again and again whether it would, by a question without weights.
 """
 
 import contextlib
@@ -11,13 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedssl.core.errors import StorageError, printable, reason
+from fedssl.core.errors import FedsslError, StorageError, printable, reason
 from fedssl.core.files import UNFINISHED
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
 from fedssl.federation.engines.flower.directory import Directory, Grid, Seat, UnreadableError, pulled
-from fedssl.federation.engines.flower.messages import TRAIN, Facts, pack_task, pack_tensors, unpack_reply
-from fedssl.federation.messages import Failure, FailureCode, TrainResult, TrainTask
+from fedssl.federation.engines.flower.messages import (
+    TRAIN,
+    WHO,
+    Facts,
+    code_in,
+    facts_of,
+    pack_question,
+    pack_task,
+    pack_tensors,
+    unpack_reply,
+)
+from fedssl.federation.messages import LATER, Failure, FailureCode, TrainResult, TrainTask
 
 UPLOADS = "uploads"
 
@@ -25,6 +36,10 @@ MOST_ERRORS = 3
 
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
+ASK_AGAIN = 15.0  # seconds between two questions to a site that is not ready
+A_DAY = 86_400.0
+ASKED_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
+NOT_YET = {"approval": "approve the run", "closed": "open: it is outside its hours"}
 
 
 @dataclass
@@ -37,6 +52,8 @@ class _Pending:
     seat: Seat | None = None
     limit: float = float("inf")  # on the clock
     errors: int = 0  # of Flower's, not counting that its node was away
+    question: bool = False  # what is on its way is whether the client would take it
+    not_before: float = 0.0  # when it is asked again
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,11 +70,13 @@ class FlowerEngine:
     clients: int = 0  # of the run, also those without a task
     time_limit: float | None = None
     pause: float = 0.1
+    approval_patience: float = A_DAY  # seconds for a person at a site, or until its hours
     workers: int = 1_000_000  # clients that train at the same time; at their own sites: all
 
     def __post_init__(self) -> None:
         self.idle_seconds = 0.0
         self._kept: list[tuple[int, Path]] = []
+        self._hesitant: dict[int, tuple[FailureCode, float]] = {}  # what clients said that took no task, since when
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +111,8 @@ class FlowerEngine:
             try:
                 for message in pulled(self.grid, one.message):
                     if not message.has_error():
-                        return self._received(one, message)
+                        one.message = None
+                        return self._heard(one, message) if one.question else self._received(one, message)
                     one.message = None  # expired, or its node is gone, or Flower failed: our app never answers so
                     one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
                     if one.errors >= MOST_ERRORS:
@@ -103,10 +123,10 @@ class FlowerEngine:
                     return self._failure(one, "rejected", f"{error}, {one.errors} times")
             if seat is not None and seat != one.seat:
                 one.message = None  # its node was killed and is back: what it was doing is lost
-        if one.message is None and seat is not None:
-            self._send(one, seat, buffers)
         now = time.monotonic()
-        if one.message is not None and seat is not None:
+        if one.message is None and seat is not None and now >= one.not_before:
+            self._send(one, seat, buffers)
+        if (one.message is not None or now < one.not_before) and seat is not None:
             one.since = now
         if now - one.since > self.patience:
             return self._failure(one, "no-reply", f"away for {now - one.since:.0f} s")
@@ -115,17 +135,46 @@ class FlowerEngine:
         return None
 
     def _send(self, one: _Pending, seat: Seat, buffers: "_Buffers") -> None:
-        content = pack_task(one.task, buffers.of(one.task), self.about(one.task.client_id))
-        ttl = None if self.time_limit is None else self.time_limit + 2 * GRACE
-        group = str(one.task.round_number)
-        message = Message(content, dst_node_id=seat.node, message_type=TRAIN, group_id=group, ttl=ttl)
+        about, one.question = self.about(one.task.client_id), one.task.client_id in self._hesitant
+        content = pack_question(one.task, about) if one.question else pack_task(one.task, buffers.of(one.task), about)
+        limit = GRACE if one.question else self.time_limit
+        message = Message(
+            content,
+            dst_node_id=seat.node,
+            message_type=WHO if one.question else TRAIN,
+            group_id=str(one.task.round_number),
+            ttl=None if limit is None else limit + 2 * GRACE,
+        )
         sent = [message_id for message_id in self.grid.push_messages([message]) if message_id]
         if sent:
             one.message, one.seat = sent[0], seat
-            if self.time_limit is not None and one.limit == float("inf"):
+            if self.time_limit is not None and not one.question and one.limit == float("inf"):
                 one.limit = time.monotonic() + self.time_limit + GRACE
 
-    def _received(self, one: _Pending, message: Message) -> TrainResult | Failure:
+    def _heard(self, one: _Pending, message: Message) -> Failure | None:
+        """What a client says to the question whether it would take its task now."""
+        try:
+            facts = facts_of(message)
+            code = code_in(facts) if facts.get("code") else None
+        except FedsslError as error:
+            return self._failure(one, "rejected", reason(error))
+        if code is None:
+            del self._hesitant[one.task.client_id]  # the task itself is next
+            return None
+        return self._not_taken(one, code, "")
+
+    def _not_taken(self, one: _Pending, code: FailureCode, detail: str) -> Failure | None:
+        """A failure, or None when the client may take it later: then it is asked again, for so long as is allowed."""
+        now = time.monotonic()
+        _, since = self._hesitant.pop(one.task.client_id, (code, now))
+        if code in ASKED_FIRST:
+            self._hesitant[one.task.client_id] = (code, since)
+        if code in LATER and now - since < self.approval_patience:
+            one.limit, one.not_before = float("inf"), now + ASK_AGAIN
+            return None
+        return self._failure(one, code, detail or "its own log says more")
+
+    def _received(self, one: _Pending, message: Message) -> TrainResult | Failure | None:
         """Where a reply enters: whatever is wrong with it is its sender's failure, and nobody else's."""
         keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
         keep.parent.mkdir(exist_ok=True)
@@ -140,9 +189,7 @@ class FlowerEngine:
         if reply.client_id != one.task.client_id:  # whoever it says it is, we know whom we asked
             return self._failure(one, "rejected", f"it answered as client {reply.client_id}")
         self._kept.append((one.task.round_number, keep))
-        if isinstance(reply, Failure):
-            return self._failure(one, reply.code, "its own log says more")
-        return reply
+        return self._not_taken(one, reply.code, reply.detail) if isinstance(reply, Failure) else reply
 
     def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
         name = self.directory.name_of(one.task.client_id)
@@ -159,10 +206,13 @@ class FlowerEngine:
         return doing
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:
-        away = [self._title(one) for one in pending if one.message is None]
-        working = [self._title(one) for one in pending if one.message is not None]
         doing = "answer" if any(one.task.stage for one in pending) else "train"
-        parts = [f"for {_listed(working)} to {doing}"] if working else []
+        groups: dict[str, list[str]] = {"away": [], doing: [], **{text: [] for text in NOT_YET.values()}}
+        for one in pending:
+            code, _ = self._hesitant.get(one.task.client_id, ("", 0.0))
+            groups[NOT_YET.get(code, doing if one.message else "away")].append(self._title(one))
+        away = groups.pop("away")
+        parts = [f"for {_listed(titles)} to {what}" for what, titles in groups.items() if titles]
         parts += [f"for {_listed(away)} to come (up to {self.patience:g} s)"] if away else []
         self.waiting(f"waiting {' and '.join(parts)}: {seconds:.0f} s")
         time.sleep(self.pause)

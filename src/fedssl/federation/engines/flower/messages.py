@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import size_text, storing
 from fedssl.core.sealed import check_layout, read_tensors, under, write_tensors
 from fedssl.core.stopwatch import PARTS
@@ -33,6 +33,9 @@ CLIENT_CODES = (
     "state-damaged",
     "disk",
     "refused",
+    "approval",
+    "closed",
+    "left",
     "untrusted",
 )  # codes; the rest is ours
 Facts = dict[str, Any]
@@ -132,17 +135,27 @@ def unpack_task(message: Message) -> Order:
         raise FedsslError(f"a task without {error}") from None
 
 
+def pack_question(task: TrainTask, about: Facts) -> RecordDict:
+    """Whether a client would take this task now: the task without its weights."""
+    return record({"client": task.client_id, "round": task.of_round, "about": about})
+
+
 # --- replies, up
 
 
 def pack_reply(reply: TrainResult | Failure) -> RecordDict:
-    """Of a failure only the code travels: texts and paths stay in the client's log."""
+    """Of a failure only the code travels, and what its site shares: texts and paths stay in the client's log."""
     facts: Facts = {"client": reply.client_id, "round": reply.round_number}
     if isinstance(reply, Failure):
-        return record(facts | {"code": reply.code})
+        return record(facts | {"code": reply.code} | ({"reason": reply.shared} if reply.shared else {}))
     facts |= {"num_examples": reply.num_examples, "scalars": reply.scalars, "profile": reply.profile}
     facts |= {"stage": reply.stage.decode()} if reply.stage else {}
     return record(facts, pack_tensors(reply.weights, reply.payload))
+
+
+def code_in(facts: Facts) -> FailureCode:
+    """A client's own code; for what is none of these, "exception"."""
+    return facts["code"] if facts["code"] in CLIENT_CODES else "exception"
 
 
 def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failure:
@@ -157,8 +170,7 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
     if not all(type(number) is int and abs(number) < MOST_ROUNDS for number in (client_id, round_number)):
         raise FedsslError("a reply without client and round")
     if "code" in facts:
-        code: FailureCode = facts["code"] if facts["code"] in CLIENT_CODES else "exception"
-        return Failure(client_id, round_number, code)
+        return Failure(client_id, round_number, code_in(facts), printable(str(facts.get("reason", ""))))
     scalars, profile = numbers(facts.get("scalars")), numbers(facts.get("profile", {}))
     if reserved := RESERVED & scalars.keys() | profile.keys() - PARTS.keys():
         raise FedsslError(f"{min(reserved)} is not for a client to say")

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import Context, ServerApp
-from fedssl.federation.engines.flower.client_app import OpenSide, make_client_app
+from fedssl.federation.engines.flower.client_app import Host, Side, make_client_app
 from fedssl.federation.engines.flower.directory import Grid, Numbered
 from fedssl.federation.engines.flower.engine import FlowerEngine
 from fedssl.federation.engines.flower.messages import Facts
@@ -36,12 +35,26 @@ class Resources:
     ray_address: str = ""
 
 
+@dataclass(frozen=True)
+class _Worker(Host):
+    """Where every client of a simulation may run."""
+
+    open_side: Callable[[Facts, Facts], Side]
+    folder: Path
+
+    def open(self, node: Facts, about: Facts) -> Side:
+        return self.open_side(node, about)
+
+    def log(self, node: Facts) -> Path:  # noqa: ARG002
+        return self.folder / "failures-at-clients.jsonl"
+
+
 @dataclass(kw_only=True, eq=False)
 class Simulation:
     """A context that is a `FlowerEngine` while it is open."""
 
     clients: int
-    open_side: OpenSide
+    open_side: Callable[[Facts, Facts], Side]  # as `Host.open`
     folder: Path
     resources: Resources
     waiting: Say
@@ -49,7 +62,7 @@ class Simulation:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
-        self.client_app = make_client_app(self.open_side, _nobody, partial(_log_in, self.folder))
+        self.client_app = make_client_app(_Worker(self.open_side, self.folder))
         self._grids: Queue[Grid] = Queue()
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -133,11 +146,3 @@ class Simulation:
                 name: int(value) if value.is_integer() else value for name, value in requested.items()
             },
         }
-
-
-def _nobody(node: Facts) -> str:
-    return f"partition {node.get('partition-id')}"
-
-
-def _log_in(folder: Path, node: Facts) -> Path:  # noqa: ARG001
-    return folder / "failures-at-clients.jsonl"

@@ -1,0 +1,196 @@
+"""What the website has beside docs/: reference pages made from the code, and pages from the root of the repository.
+
+mkdocs.yml names this file as a hook of MkDocs and as an extension of mkdocstrings; `make docs` builds the site.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import griffe
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import fedssl
+from fedssl.cli.main import app
+from fedssl.core.registry import Registry
+from fedssl.core.settings import summary_of
+from fedssl.experiment.config.layers import preset_description, preset_names
+from fedssl.experiment.config.messages import describe_settings
+from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
+from fedssl.networks.backbones import BACKBONES
+
+REMARK = re.compile(r"^\s+(\w+): .*?  # (?!noqa|type:)(.+)$", re.MULTILINE)  # `key: int = 1,  # what it is`
+ROOT = Path(__file__).resolve().parents[1]
+FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """MkDocs asks for more files than docs/ has."""
+    for name, make in GENERATED.items():
+        files.append(File.generated(config, name, content=make()))
+    for name, source in FROM_ROOT.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A link to a page at the root of the repository leads to its copy on the site."""
+    for name, source in FROM_ROOT.items():
+        markdown = re.sub(rf"\]\((\.\./)?{re.escape(source)}", f"]({name}", markdown)
+    return markdown
+
+
+class FencedExamples(griffe.Extension):
+    """Examples in docstrings (`>>> …`) become code; Markdown would take them for quotations."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            example = re.compile(r"^>>> .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+            obj.docstring.value = example.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+
+
+def command_page() -> str:
+    """The `fedssl` command: every command with its arguments and options, as --help has them."""
+    root: Any = typer.main.get_command(app)
+    return "\n".join(["# The command", "", root.help, "", *_commands(root, "fedssl")])
+
+
+def _commands(group: Any, path: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        whole = f"{path} {name}"
+        if hasattr(command, "commands"):
+            yield from _commands(command, whole)
+            if not command.invoke_without_command:
+                continue
+        yield f"## {whole}\n"
+        with_context = command.make_context(name, [], resilient_parsing=True)
+        yield f"```text\n{whole} {' '.join(command.collect_usage_pieces(with_context))}\n```\n"
+        yield f"{_help_text(command.help or '')}\n"
+        rows = [row for one in command.params if not one.hidden and (row := _parameter(one, with_context))]
+        yield from _table(("option", "meaning"), rows) if rows else ()
+
+
+def _parameter(parameter: Any, context: Any) -> tuple[str, str]:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.make_metavar(context)}`", parameter.help or ""
+    names, text = parameter.get_help_record(context)
+    return f"`{names}`", text
+
+
+def _help_text(text: str) -> str:
+    """Lines that show a call of the command become code."""
+    shown = re.sub(r"^ +(fedssl .*)$", r"```sh\n\1\n```", inspect.cleandoc(text), flags=re.MULTILINE)
+    return re.sub(r"\n```\n+```sh\n", "\n", shown)
+
+
+def settings_page() -> str:
+    """Every setting of a run, table by table, with what it accepts and its default."""
+    lines = ["# Settings", ""]
+    lines += ["Give one with `--set TABLE.KEY=VALUE`, or in a TOML file that `extends` a preset.", ""]
+    lines += [*_section("run, without a table name", Run, "")]
+    for table, registry in {**CHOICES, "network": BACKBONES}.items():
+        lines += _registry(table, registry)
+    for table, model in MODELS.items():
+        lines += _section(table, model, f"{table}.") if table != "network" else []
+    return "\n".join([*lines, *_section("local_training", LocalTraining, "local_training.")])
+
+
+def _section(title: str, factory: Any, prefix: str) -> Iterator[str]:
+    yield from (f"## {title}", "", inspect.cleandoc(factory.__doc__ or ""), "")  # not that of a base class
+    yield from _settings(factory, prefix)
+
+
+def _registry(table: str, registry: Registry[Any]) -> Iterator[str]:
+    yield f"## {table}\n"
+    yield f"`{table}.name` is one of these, or an import path `package.module:Name`.\n"
+    families = {name: registry[name] for name in (f"{family}:NAME" for family in registry.families)}
+    for name, factory in {**registry, **families}.items():
+        yield f"### {name} {{ #{table}-{re.sub('[^a-z0-9-]', '-', name.lower())} }}\n"
+        yield f"{summary_of(factory)}\n"
+        if leaves := getattr(factory, "leaves", ""):
+            yield f"**Features leave the client:** {leaves}\n"
+        yield from _settings(factory, f"{table}.")
+    if table in COMMON:
+        yield f"### with any of them {{ #{table}-any }}\n"
+        yield from _settings(COMMON[table], f"{table}.")
+
+
+def _settings(factory: Any, prefix: str) -> Iterator[str]:
+    remarks = _remarks(factory)
+    rows: list[tuple[str, ...]] = [
+        (f"`{prefix}{name}`", f"`{default}`", accepts, remarks.get(name, ""))
+        for name, (accepts, default) in describe_settings(factory).items()
+    ]
+    titles: tuple[str, ...] = ("setting", "default", "accepts", "meaning")
+    if not any(row[-1] for row in rows):
+        titles, rows = titles[:-1], [row[:-1] for row in rows]
+    yield from _table(titles, rows) if rows else ()
+
+
+def _remarks(factory: Any) -> dict[str, str]:
+    """What stands beside a setting in the code: its description, or the comment at the end of its line."""
+    if fields := getattr(factory, "model_fields", None):
+        return {name: field.description or "" for name, field in fields.items()}
+    factory = getattr(factory, "func", factory)
+    bases = inspect.getmro(factory)[::-1] if inspect.isclass(factory) else [factory]
+    found: dict[str, str] = {}
+    for source in (one for one in bases if one.__module__.startswith("fedssl")):
+        found |= dict(REMARK.findall(inspect.getsource(source)))
+    return found
+
+
+def presets_page() -> str:
+    """The presets and the algorithms that can be put behind them."""
+    lines = ["# Presets and algorithms", "", "`fedssl run PRESET` or `fedssl run PRESET+ALGORITHM`.", ""]
+    for title, folder in {"Presets": "", "Algorithms": "algorithms"}.items():
+        rows = [(f"`{name}`", preset_description(name, folder)) for name in preset_names(folder)]
+        lines += [f"## {title}", "", *_table(("name", "what"), rows)]
+    return "\n".join(lines)
+
+
+# Public beside the names at the top of the package.
+TO_USE = [
+    "fedssl.experiment.experiment.Experiment",
+    "fedssl.encoders.embed.embed",
+    "fedssl.encoders.finetune.fine_tune",
+    "fedssl.encoders.export.run.export_encoder",
+    "fedssl.encoders.evaluate.run.evaluate",
+    "fedssl.encoders.sklearn.Encoder",
+    "fedssl.reports.run_page.write_report",
+]
+TO_EXTEND = [
+    "fedssl.methods.base.SiameseMethod",
+    "fedssl.federation.model_communication.UpdateRule",
+    "fedssl.federation.model_aggregation.base.Aggregator",
+]
+
+
+def python_page() -> str:
+    """The public names of the package, by mkdocstrings."""
+    top = [getattr(fedssl, name) for name in fedssl.__all__]
+    used = dict.fromkeys([*(f"{one.__module__}.{one.__qualname__}" for one in top), *TO_USE])
+    lines = ["# Python", ""]
+    for title, paths in {"To use": used, "To extend": TO_EXTEND}.items():
+        lines += [f"## {title}", "", *(f"::: {path}\n" for path in paths)]
+    return "\n".join(lines)
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(' '.join(cell.replace('|', '&#124;').split()) for cell in row)} |"
+    yield ""
+
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "cli.md": command_page,
+    "settings.md": settings_page,
+    "presets.md": presets_page,
+    "python.md": python_page,
+}

@@ -15,8 +15,17 @@ from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.site_accuracy import at_sites
 from fedssl.reports import prose, run_figures
-from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evaluation_label, parted, results, settings
+from fedssl.reports.compare import (
+    evaluation_accuracy,
+    evaluation_basis,
+    evaluation_label,
+    parted,
+    results,
+    settings,
+    site_table,
+)
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_images import RunImages
 
@@ -74,8 +83,12 @@ def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:
     return run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
 
 
+def _learning(record: RunRecord) -> dict[str, run_figures.Maker]:
+    return run_figures.LEARNING | (run_figures.AT_SITES if at_sites(record) else {})
+
+
 def _figures(record: RunRecord) -> int:
-    return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
+    return len({**_learning(record), **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
 
 
 def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: View) -> RunPage:
@@ -93,13 +106,14 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
         return Section(f"{prefix}-{name}", title, "", figures, sheet)
 
     sections = [
-        section("learning", "Did it learn?", run_figures.LEARNING),
+        section("learning", "Did it learn?", _learning(record)),
         section("encoder", "What the encoder sees", ENCODER),
         section("clients", "What the clients did", run_figures.CLIENTS),
         section("data", "The data", DATA),
         section("cost", "What it cost", _cost(record)),
     ]
     head, rows = _round_rows(record)
+    sites_head, sites = site_table(record)
     return RunPage(
         id=prefix,
         name=record.name,
@@ -108,6 +122,8 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
         tiles=prose.tiles(record),
         warnings=prose.warnings(record),
         sections=[section for section in sections if section.figures],
+        sites_head=sites_head,
+        sites=sites,
         evaluation=[_evaluation_row(line) for line in record.evaluation],
         settings=run_figures.settings_rows(record.config),
         rounds_head=head,

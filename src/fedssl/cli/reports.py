@@ -20,7 +20,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file  [default: report.html in the run]")] = None,
     images: Annotated[
         int, typer.Option(min=0, help="test images to look at; 0 leaves out what needs images and encoders")
-    ] = 10_000,
+    ] = 4_000,
     allow_code: AllowCode = None,
 ) -> None:
     """One HTML file with all that happened in a run, for people who were not there; opens without a network.
@@ -36,7 +36,7 @@ def report(
     write(runs, out or runs[0] / "report.html", images, allow_code or ())
 
 
-def write(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequence[str] = ()) -> None:
+def write(runs: list[Path], out: Path, images: int = 4_000, allow_code: Sequence[str] = ()) -> None:
     from fedssl.experiment.progress.views import make_view
     from fedssl.reports.run_page import write_report
 

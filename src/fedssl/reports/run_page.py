@@ -30,6 +30,7 @@ from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, rend
 from fedssl.reports.run_images import RunImages
 
 LeftOut = list[tuple[str, str]]
+LOOKED_AT = 4_000  # test images: a share of a confusion matrix is then known to a point or so
 # Figures that need a run's images, by the method of RunImages that makes each.
 DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
 ENCODER = {
@@ -44,7 +45,7 @@ def write_report(
     runs: Sequence[Place],
     out: Place,
     *,
-    images: int = 10_000,
+    images: int = LOOKED_AT,
     say: Say = unheard,
     view: View | None = None,
     allow_code: AllowCode = (),

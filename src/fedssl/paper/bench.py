@@ -16,9 +16,9 @@ from fedssl.core.progress import Progress, silent
 from fedssl.data.dataset import where
 from fedssl.experiment.build.automatic import fitted
 from fedssl.experiment.build.data import build_dataset
-from fedssl.experiment.config.messages import NOT_SET
 from fedssl.experiment.config.preset_files import preset_names
 from fedssl.experiment.config.schema import Config
+from fedssl.experiment.config.texts import NOT_SET
 from fedssl.experiment.records.run_record import read_summary
 from fedssl.paper.catalogue import Cell, Column, Metric, Row, Study
 from fedssl.paper.comparison import ABSENT, METRICS, Comparison, measured_text

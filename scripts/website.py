@@ -18,8 +18,8 @@ import fedssl
 from fedssl.cli.main import app
 from fedssl.core.registry import Registry
 from fedssl.core.settings import summary_of
-from fedssl.experiment.config.layers import preset_description, preset_names
 from fedssl.experiment.config.messages import describe_settings
+from fedssl.experiment.config.preset_files import preset_description, preset_names
 from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
 from fedssl.networks.backbones import BACKBONES
 
@@ -153,16 +153,8 @@ def presets_page() -> str:
     return "\n".join(lines)
 
 
-# Public beside the names at the top of the package.
-TO_USE = [
-    "fedssl.experiment.experiment.Experiment",
-    "fedssl.encoders.embed.embed",
-    "fedssl.encoders.finetune.fine_tune",
-    "fedssl.encoders.export.run.export_encoder",
-    "fedssl.encoders.evaluate.run.evaluate",
-    "fedssl.encoders.sklearn.Encoder",
-    "fedssl.reports.run_page.write_report",
-]
+# Beside the names at the top of the package.
+TO_USE = {"fedssl.encoders.sklearn.Encoder": "fedssl.encoders.sklearn.Encoder"}
 TO_EXTEND = [
     "fedssl.methods.base.SiameseMethod",
     "fedssl.federation.model_communication.UpdateRule",
@@ -172,11 +164,12 @@ TO_EXTEND = [
 
 def python_page() -> str:
     """The public names of the package, by mkdocstrings."""
-    top = [getattr(fedssl, name) for name in fedssl.__all__]
-    used = dict.fromkeys([*(f"{one.__module__}.{one.__qualname__}" for one in top), *TO_USE])
+    top = {f"fedssl.{name}": getattr(fedssl, name) for name in fedssl.__all__}
+    used = {name: f"{one.__module__}.{one.__qualname__}" for name, one in top.items()}
     lines = ["# Python", ""]
-    for title, paths in {"To use": used, "To extend": TO_EXTEND}.items():
-        lines += [f"## {title}", "", *(f"::: {path}\n" for path in paths)]
+    for title, paths in {"To use": used | TO_USE, "To extend": {path: path for path in TO_EXTEND}}.items():
+        lines += [f"## {title}", ""]
+        lines += [f"::: {path}\n    options:\n      heading: {name}\n" for name, path in paths.items()]
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import averaging, checkpointing, evaluation, growth, startup, traffic, training, workers
+from benchmarks import averaging, checkpointing, evaluation, growth, sites, startup, traffic, training, workers
 from benchmarks.measuring import Row
 from fedssl.experiment.records.environment import describe_environment
 
@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "checkpointing": checkpointing.rows,
     "evaluation": evaluation.rows,
     "traffic": traffic.rows,
+    "sites": sites.rows,
 }
 
 

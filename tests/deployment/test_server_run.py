@@ -16,7 +16,8 @@ from fedssl.deployment import site as client_module
 from fedssl.deployment.certificates import make_node_key, make_server_certificate
 from fedssl.deployment.server import Deployment, serve
 from fedssl.deployment.server_run import A_DAY, AtSites, key_bytes, run_at_server
-from fedssl.deployment.site import Site, Start, take_part
+from fedssl.deployment.site import Site, take_part
+from fedssl.deployment.site_folder import Start
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.progress.views import QuietView

@@ -252,7 +252,6 @@ def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
     """The command's own function, with the training cut short: the real demo takes minutes."""
     from typer.testing import CliRunner
 
-    from fedssl.cli import main as cli
     from fedssl.core.errors import FedsslError
     from fedssl.experiment import experiment
 

@@ -30,6 +30,7 @@ from benchmarks import (
     commands,
     evaluation,
     growth,
+    sites,
     startup,
     traffic,
     training,
@@ -49,6 +50,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "checkpointing": checkpointing.rows,
     "evaluation": evaluation.rows,
     "traffic": traffic.rows,
+    "sites": sites.rows,
 }
 
 

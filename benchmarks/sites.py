@@ -90,7 +90,7 @@ def _served(count: int, heads: int) -> dict[str, Any]:
 def serve(address: str, count: int) -> None:
     """Sites as threads, which answer with the weights that they got."""
     from fedssl.deployment import APP, fingerprint_of
-    from fedssl.deployment.site import Start
+    from fedssl.deployment.site_folder import Start
     from fedssl.deployment.supernode import Node, connection
     from fedssl.federation.engines.flower.api import ClientApp, Message
     from fedssl.federation.engines.flower.messages import pack_reply, record, unpack_task

@@ -20,8 +20,8 @@ import fedssl
 from fedssl.cli.main import app
 from fedssl.core.registry import Registry
 from fedssl.core.settings import summary_of
-from fedssl.experiment.config.layers import preset_description, preset_names
 from fedssl.experiment.config.messages import describe_settings
+from fedssl.experiment.config.preset_files import preset_description, preset_names
 from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
 from fedssl.networks.backbones import BACKBONES
 

@@ -2,16 +2,16 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
 from fedssl.deployment.network import proxy_for
 from fedssl.deployment.policy import Policy
-from fedssl.deployment.site_folder import LOG, claim_state
+from fedssl.deployment.site_folder import LOG, Start, claim_state
 from fedssl.deployment.supervision import (
     Child,
     Patience,
@@ -24,23 +24,6 @@ from fedssl.deployment.supervision import (
 
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when the server took it
 NODE = "fedssl.deployment.supernode"
-
-
-@dataclass(frozen=True)
-class Start:
-    """What the process of a node is started with."""
-
-    server: str
-    ca: str  # the file of the server's CA; "": not encrypted
-    key: str  # the file of the node's own key; "": none
-    node: dict[str, str]  # what its app is told
-
-    def as_text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,8 @@ from typing import Any
 
 from fedssl.core.memory import give_back
 from fedssl.deployment import APP, fingerprint_of
-from fedssl.deployment.site import Start
+from fedssl.deployment.site_folder import Start
 from fedssl.federation.engines.flower.api import ClientApp, Context, ErrorCode, Message, RecordDict
-from fedssl.federation.engines.flower.messages import Facts
 from fedssl.federation.worker_processes import die_with_the_parent
 
 PAUSE = 3.0  # seconds between two questions for tasks; our SuperLink keeps a question until there is one
@@ -44,7 +43,7 @@ def connection(start: Start) -> Any:
 class Node:
     """Asks for tasks and answers them, one at a time, for as long as its connection holds."""
 
-    def __init__(self, connected: tuple[Any, ...], facts: Facts, app: ClientApp, accepted: str) -> None:
+    def __init__(self, connected: tuple[Any, ...], facts: dict[str, Any], app: ClientApp, accepted: str) -> None:
         self.node_id, self._receive, self._send, self._get_run, _, self._pull, self._push, self._confirm = connected
         self.facts, self.app, self.accepted = facts, app, accepted
         self._runs: dict[int, bool] = {}  # whether a run's app is ours
@@ -144,12 +143,12 @@ def main() -> None:
     die_with_the_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server is told that this node goes
     start = Start.from_text(sys.argv[1])
-    from fedssl.deployment import site_run  # noqa: F401 - now, not while the first task waits
-    from fedssl.deployment.apps import client_app
-
     try:
         with connection(start) as connected:
             print(f"SuperNode ID: {connected[0]}")
+            from fedssl.deployment import site_run  # noqa: F401 - once the server took it, before the first task
+            from fedssl.deployment.apps import client_app
+
             Node(connected, start.node, client_app, fingerprint_of(APP)).serve()
     except Exception:
         traceback.print_exc()

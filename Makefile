@@ -9,7 +9,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
 TORCH_FROM ?=
 
-.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench results docs soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench bench-gpu results docs soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -22,7 +22,8 @@ help:
 	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
-	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (a quarter of an hour)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (half an hour)"
+	@echo "make bench-gpu  for machines with a GPU: an epoch of the paper's network beside its bare steps"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
 	@echo "make soak    kills at random instants, a full disk, damage, ten thousand rounds, made-up replies (half an hour)"
@@ -83,6 +84,9 @@ check-report: $(STAMP)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu
 
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables

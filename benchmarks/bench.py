@@ -1,4 +1,4 @@
-"""Every target of docs/performance.md in one table, which is printed and written as JSON with a plot; about 15 minutes.
+"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about half an hour.
 
     make bench
     python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]
@@ -23,16 +23,30 @@ from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import averaging, checkpointing, evaluation, growth, sites, startup, traffic, training, workers
+from benchmarks import (
+    augmentation,
+    averaging,
+    checkpointing,
+    commands,
+    evaluation,
+    growth,
+    sites,
+    startup,
+    traffic,
+    training,
+    workers,
+)
 from benchmarks.measuring import Row
 from fedssl.experiment.records.environment import describe_environment
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
     "training": training.rows,
+    "augmentation": augmentation.rows,
     "workers": workers.rows,
     "averaging": averaging.rows,
     "growth": growth.rows,
     "startup": startup.rows,
+    "commands": commands.rows,
     "checkpointing": checkpointing.rows,
     "evaluation": evaluation.rows,
     "traffic": traffic.rows,

@@ -1,11 +1,11 @@
-"""Target 5: what it costs to save a round of 5 clients of the paper's network, against a round of two minutes.
+"""Targets 5 and 14: what it costs to save a round of 5 clients of the paper's network, against a round of two minutes.
 
     python -m benchmarks.checkpointing
 
 Every client's state (online, predictor, target: 241 MB) and the server's checkpoint (154 MB), sealed by checksums and
-synced to the disk. Clock time. Three rounds pass before it is taken: from then on every round removes as much as it
-writes, as in all of a run. The first rounds take about twice as long, probably because the system has
-to find new memory for its page cache. The median of five rounds.
+synced to the disk. Clock time. From the fourth round on every round removes as much as it writes, as in all of a run:
+the median of five. The first three are a row of their own, their slowest: until files are removed, the system has to
+find new memory for its page cache, and writing takes twice the CPU time.
 """
 
 import statistics
@@ -44,9 +44,8 @@ def rows() -> list[Row]:
                 store.save(task, "benchmark", state, result)
             checkpoints.save(Checkpoint(ServerState(number, shared, dict.fromkeys(range(CLIENTS), number))))
             times.append(time.perf_counter() - start)
-    return [
-        within("5 saving a round", "a round of 2 minutes", "s", ROUND_SECONDS, statistics.median(times[FIRST:]), 0.03)
-    ]
+    taken = {"5 saving a round": statistics.median(times[FIRST:]), "14 saving in the first rounds": max(times[:FIRST])}
+    return [within(name, "a round of 2 minutes", "s", ROUND_SECONDS, seconds, 0.03) for name, seconds in taken.items()]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Target 4 and the cost curves: CPU time and peak memory of a round against clients, model size and images per client.
+"""Target 4 and the cost curves: CPU time and peak memory of a round as clients, model, images and views grow.
 
     python -m benchmarks.growth
 
@@ -18,6 +18,13 @@ from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 FEW, MANY = 10, 1000
 IMAGES_A_CLIENT = 4
+FEW_IMAGES = {
+    "partition.num_clients": 2,
+    "data.train_images": 64,
+    "data.test_images": 32,
+    "network.width": 8,
+    "local_training.batch_size": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -96,12 +103,28 @@ def images_curve() -> Curve:
     )
 
 
+@cache
+def size_curve() -> Curve:
+    """Twice the side is four times the pixels: 2 is linear in these."""
+    return measured(
+        "image size",
+        "pixels a side",
+        (32, 64, 96, 128, 224),
+        lambda side: FEW_IMAGES | {"data.image_size": side},
+    )
+
+
+@cache
+def views_curve() -> Curve:
+    return measured("views", "views of an image", (2, 4, 8, 16), lambda views: FEW_IMAGES | {"method.views": views})
+
+
 def curves() -> list[Curve]:
-    return [clients_curve(), model_curve(), images_curve()]
+    return [clients_curve(), model_curve(), images_curve(), size_curve(), views_curve()]
 
 
 def rows() -> list[Row]:
-    clients, model, images = curves()
+    clients, model, images, size, views = curves()
     few, many = clients.costs[0].megabytes, clients.costs[-1].megabytes
     none = float("-inf")
     return [
@@ -111,6 +134,10 @@ def rows() -> list[Row]:
         grows("time against images per client", "2 clients", images.exponent("seconds"), 0.85, 1.1),
         grows("time against parameters", "ResNet-18, widths 4 … 64", model.exponent("seconds"), none, 1.1),
         grows("memory against parameters", "ResNet-18, widths 4 … 64", model.exponent("megabytes"), none, 1),
+        grows("time against pixels a side", "32 … 224", size.exponent("seconds"), none, 2.1),
+        grows("memory against pixels a side", "32 … 224", size.exponent("megabytes"), none, 2),
+        grows("time against views", "2 … 16", views.exponent("seconds"), none, 1.1),
+        grows("memory against views", "2 … 16", views.exponent("megabytes"), none, 1),
     ]
 
 

@@ -37,9 +37,12 @@ def report(
 
 
 def write(runs: list[Path], out: Path, images: int = 4_000, allow_code: Sequence[str] = ()) -> None:
+    import torch
+
     from fedssl.experiment.progress.views import make_view
     from fedssl.reports.run_page import write_report
 
+    torch.set_num_threads(1)  # on matrices this small more threads mostly wait for each other
     left_out = write_report(
         runs, out, images=images, say=partial(typer.echo, err=True), view=make_view(), allow_code=allow_code
     )

@@ -8,6 +8,7 @@ from typing import Any
 from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import Place, write_atomically
+from fedssl.core.memory import keep_freed_memory
 from fedssl.core.progress import Say, unheard
 from fedssl.core.registry import AllowCode
 from fedssl.experiment.config.texts import flatten, setting_text
@@ -65,6 +66,7 @@ def write_report(
         raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
     if out.is_dir():
         raise FedsslError(f"{out}: is a folder: name a file, such as {out / 'report.html'}")
+    keep_freed_memory()
     opened = [FinishedRun.open(record.path, allow_code) if images else None for record in records]
     with shown:
         shown.begin("report", sum(_figures(record) for record in records))

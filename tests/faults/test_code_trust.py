@@ -37,6 +37,7 @@ from fedssl.paper.plan import make_plan
 from fedssl.paper.runner import _make
 from fedssl.paper.scales import find_scale
 from fedssl.reports.run_page import write_report
+from fedssl.reports.watch import Board
 from tests.helpers.small import TINY
 from tests.helpers.small_photos import write_photos
 from tests.helpers.written_runs import as_older, write_run
@@ -56,7 +57,8 @@ COMMANDS = {
 # the file as the settings to run.
 OTHERS = {
     *("run", "demo", "server", "client", "certificates make", "certificates node", "certificates roster"),
-    *("paper run", "bench methods"),
+    *("client policy init", "client approve", "client leave", "client join", "client audit", "client check"),
+    *("paper run", "bench methods", "models", "watch"),
     *("compare", "ls", "paper", "paper scales", "paper show"),
     *("presets", "methods", "networks", "rules", "aggregators", "privacy", "data fetch", "data inspect", "data clean"),
 }
@@ -150,7 +152,7 @@ def commands():
             if isinstance(command, Group):
                 yield from below(command, [*words, name])
 
-    groups = {"data", "certificates", "bench"}  # which do nothing themselves
+    groups = {"data", "certificates", "bench", "client policy"}  # which do nothing themselves
     return set(below(get_command(app), [])) - groups
 
 
@@ -239,6 +241,13 @@ def test_what_only_shows_settings_imports_nothing(hostile, place, line, network)
     hostile(network)
     shutil.copytree(place / "run", place / "papers" / "smoke" / "run")
     assert CliRunner().invoke(app, line.split()).exit_code == 0
+    unharmed(place)
+
+
+@pytest.mark.parametrize("network", HOSTILE.values(), ids=HOSTILE)
+def test_watching_a_run_imports_nothing(hostile, place, network):
+    hostile(network)
+    assert "</html>" in Board([place / "run"]).html()
     unharmed(place)
 
 

@@ -174,7 +174,7 @@ def test_the_roster_command_and_the_fingerprint_that_a_site_says(place, tmp_path
         make_roster(tmp_path / "keys/roster", [place / "keys/north.pub"])
     said = []
     site = Site(name="north", server="127.0.0.1:1", state=tmp_path / "state", roster=tmp_path / "keys/roster")
-    monkeypatch.setattr(site_module, "reachable", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(site_module, "reachable", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         take_part(site, said.append, 1.0)
     assert said == [f"north: 3 sites in the roster, fingerprint {fingerprint}"]

@@ -128,13 +128,13 @@ class Browser:
         return json.loads(line)
 
     def open(self, path, width=1280, height=900, scheme="light"):
-        """Shows a file in a window of this size; scheme: light or dark."""
+        """Shows a file or an address in a window of this size; scheme: light or dark."""
         self.events.clear()
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._call("Page.navigate", url=Path(path).resolve().as_uri())
+        self._call("Page.navigate", url=path if str(path).startswith("http:") else Path(path).resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
@@ -168,8 +168,8 @@ class Browser:
         options = {"printBackground": True, "paperWidth": 8.27, "paperHeight": 11.69, "preferCSSPageSize": True}
         return base64.b64decode(self._call("Page.printToPDF", **options)["data"])
 
-    def complaints(self):
-        """What the page put on the console, threw, or asked of a network."""
+    def complaints(self, home="file:"):
+        """What the page put on the console, threw, or asked of a network; `home`: where it may load from."""
         found = []
         for event in self.events:
             method, details = event.get("method"), event.get("params", {})
@@ -181,7 +181,7 @@ class Browser:
                 found.append(f"log: {details['entry'].get('text')}")
             elif method == "Network.requestWillBeSent":
                 url = details["request"]["url"]
-                if not url.startswith(("file:", "data:", "about:")):
+                if not url.startswith((home, "data:", "about:")):
                     found.append(f"loads {url}")
         return found
 

@@ -4,6 +4,7 @@ mkdocs.yml names this file as a hook of MkDocs and as an extension of mkdocstrin
 """
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,18 +14,21 @@ import griffe
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import fedssl
 from fedssl.cli.main import app
 from fedssl.core.registry import Registry
 from fedssl.core.settings import summary_of
-from fedssl.experiment.config.layers import preset_description, preset_names
 from fedssl.experiment.config.messages import describe_settings
+from fedssl.experiment.config.preset_files import preset_description, preset_names
 from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
 from fedssl.networks.backbones import BACKBONES
 
 REMARK = re.compile(r"^\s+(\w+): .*?  # (?!noqa|type:)(.+)$", re.MULTILINE)  # `key: int = 1,  # what it is`
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 
 
@@ -33,16 +37,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, make in GENERATED.items():
         files.append(File.generated(config, name, content=make()))
     for name, source in FROM_ROOT.items():
-        text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
+        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A link to a page at the root of the repository leads to its copy on the site."""
-    for name, source in FROM_ROOT.items():
-        markdown = re.sub(rf"\]\((\.\./)?{re.escape(source)}", f"]({name}", markdown)
-    return markdown
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links lead to the site's own pages; what the site does not have is named by its path in the repository."""
+    base = ROOT if page.file.src_uri in FROM_ROOT else DOCS
+    return LINK.sub(lambda found: _link(base, found), markdown)
+
+
+def _link(base: Path, found: re.Match[str]) -> str:
+    text, target, anchor = found.groups(default="")
+    path = Path(os.path.normpath(base / target))
+    at_root = {ROOT / source: name for name, source in FROM_ROOT.items()}
+    if path in at_root or path.parent == DOCS:
+        return f"[{text}]({at_root.get(path, path.name)}{anchor})"
+    return f"{text} (`{path.relative_to(ROOT)}`)" if path.exists() else found[0]  # MkDocs refuses a dead link
 
 
 class FencedExamples(griffe.Extension):
@@ -153,29 +164,16 @@ def presets_page() -> str:
     return "\n".join(lines)
 
 
-# Public beside the names at the top of the package.
-TO_USE = [
-    "fedssl.experiment.experiment.Experiment",
-    "fedssl.encoders.embed.embed",
-    "fedssl.encoders.finetune.fine_tune",
-    "fedssl.encoders.export.run.export_encoder",
-    "fedssl.encoders.evaluate.run.evaluate",
-    "fedssl.encoders.sklearn.Encoder",
-    "fedssl.reports.run_page.write_report",
-]
-TO_EXTEND = [
-    "fedssl.methods.base.SiameseMethod",
-    "fedssl.federation.model_communication.UpdateRule",
-    "fedssl.federation.model_aggregation.base.Aggregator",
-]
-
-
 def python_page() -> str:
-    """The public names of the package, by mkdocstrings."""
-    top = [getattr(fedssl, name) for name in fedssl.__all__]
-    used = dict.fromkeys([*(f"{one.__module__}.{one.__qualname__}" for one in top), *TO_USE])
+    """The public names of the package, and what a package of somebody else builds on; mkdocstrings fills them in."""
+    to_use = [*(f"fedssl.{name}" for name in fedssl.__all__), "fedssl.encoders.sklearn.Encoder"]
+    to_extend = [
+        "fedssl.methods.base.SiameseMethod",
+        "fedssl.federation.model_communication.UpdateRule",
+        "fedssl.federation.model_aggregation.base.Aggregator",
+    ]
     lines = ["# Python", ""]
-    for title, paths in {"To use": used, "To extend": TO_EXTEND}.items():
+    for title, paths in {"To use": to_use, "To extend": to_extend}.items():
         lines += [f"## {title}", "", *(f"::: {path}\n" for path in paths)]
     return "\n".join(lines)
 

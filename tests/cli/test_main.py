@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from fedssl.cli import main as cli
 from tests.helpers.pictures import write_folder
 from tests.helpers.written_runs import CONFIG, changed, write_run
 
@@ -34,6 +35,21 @@ def fedssl(*arguments, **options):
     process = start(*arguments, **options)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """As `fedssl` in a folder, but in this process: many mistakes are tried, and torch is imported once."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["fedssl", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        shown = capsys.readouterr()
+        return stopped.value.code, shown.out, shown.err
+
+    return call
 
 
 def test_help_names_every_command_and_is_quick_to_import():
@@ -110,8 +126,8 @@ def test_run_without_out_makes_a_folder_under_runs(tmp_path):
         (["data", "inspect", "."], "lies among the images, which are never written to"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
-    code, _, err = fedssl(*arguments, cwd=tmp_path)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, here, arguments, message):
+    code, _, err = here(*arguments)
     assert code == 2
     assert message in err
     assert err.startswith("error: ")
@@ -287,11 +303,11 @@ def test_report_compare_and_list_of_runs(tmp_path):
         (None, "missing/r.html", "the folder missing does not exist"),
     ],
 )
-def test_a_report_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, damage, out, message):
+def test_a_report_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, here, damage, out, message):
     run = write_run(tmp_path / "run")
     if damage:
         (run / "rounds.jsonl").write_text(damage)
-    code, _, err = fedssl("report", "run", "-o", out, cwd=tmp_path)
+    code, _, err = here("report", "run", "-o", out)
     assert code == 2
     assert message in err
     assert err.startswith("error: ")
@@ -335,8 +351,6 @@ def test_run_with_a_logger_that_is_not_installed_says_so_before_training(tmp_pat
 
 def test_data_fetch_from_a_local_archive(tmp_path, monkeypatch):
     from typer.testing import CliRunner
-
-    from fedssl.cli import main as cli
 
     seen = {}
 
@@ -384,14 +398,9 @@ def test_evaluate_prints_results_and_a_table(small_run):
         (("--epochs", "x"), "--epochs x: write a whole number"),
     ],
 )
-def test_evaluate_refuses_in_one_line_with_exit_code_2(small_run, monkeypatch, capsys, arguments, message):
-    from fedssl.cli import main as cli
-
-    monkeypatch.setattr(sys, "argv", ["fedssl", "evaluate", str(small_run), *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    err = capsys.readouterr().err
+def test_evaluate_refuses_in_one_line_with_exit_code_2(small_run, here, arguments, message):
+    code, _, err = here("evaluate", str(small_run), *arguments)
+    assert code == 2
     assert message in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
@@ -400,10 +409,9 @@ def test_evaluate_refuses_in_one_line_with_exit_code_2(small_run, monkeypatch, c
 def test_evaluate_interrupted_says_where_the_results_are(small_run, monkeypatch):
     from typer.testing import CliRunner
 
-    from fedssl.cli import main as cli
-    from fedssl.encoders import evaluate as package
+    from fedssl.encoders import api
 
-    monkeypatch.setattr(package, "evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(api, "evaluate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     result = CliRunner().invoke(cli.app, ["evaluate", str(small_run)])
     assert result.exit_code == 130
     assert "the results so far are in" in result.output

@@ -246,7 +246,7 @@ def test_a_site_with_all_that_it_needs(place, tmp_path, monkeypatch):
     lines = done.output.splitlines()
     found = ["DNS", "port", "TLS", "CA", "clock", "key", "roster", "disk", "images", "policy"]
     assert [line.split()[:2] for line in lines] == [["ok", what] for what in found]
-    assert "a certificate by 'fedssl test CA'" in lines[2]
+    assert "a certificate by 'fedssl CA of fl.example.org'" in lines[2]
     assert lines[5].endswith("north.key: the server knows it")
     assert "2 sites in the roster, fingerprint " in lines[6]
     assert "3 in " in lines[8]
@@ -282,7 +282,7 @@ def test_a_middleman_of_ones_own_network_is_named(place, tmp_path):
     other = make_server_certificate(tmp_path / "other", [])
     with serving(Link, tls(other)) as port:
         found = lines_of(site_at(place, port, tmp_path))
-        assert "'fedssl test CA' is of your own network" in found["CA"].text
+        assert "'fedssl CA of localhost' is of your own network" in found["CA"].text
         assert "let 127.0.0.1 pass, or give its certificate with --ca" in found["CA"].text
         assert "not tried whether the server knows it" in found["key"].text
         rubbish = lines_of(site_at(place, port, tmp_path, ca=Path(__file__)))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.deployment.apps import AtSite
 from fedssl.deployment.limits import check_settings
 from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_folder import claim_state
@@ -12,8 +13,12 @@ from fedssl.deployment.site_run import checked_settings, log_of, name_of, open_s
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.resolve import resolve
 from fedssl.federation.client import attempt
-from fedssl.federation.messages import ClientError, TrainTask
+from fedssl.federation.engines.flower.api import Message
+from fedssl.federation.engines.flower.client_app import make_client_app
+from fedssl.federation.engines.flower.messages import pack_task, pack_tensors, unpack_reply
+from fedssl.federation.messages import EVALUATE, ClientError, TrainTask
 from tests.helpers.deployed import SETTINGS, write_images
+from tests.helpers.flower_grid import context
 from tests.helpers.small import TINY
 
 
@@ -234,3 +239,53 @@ def test_name_and_log_come_from_the_node(tmp_path):
     assert name_of({"name": "north"}) == "north"
     assert log_of(node_config(tmp_path)) == tmp_path / "state/failures.jsonl"
     assert json.loads(json.dumps(about()))["name"] == "north"
+
+
+def test_a_site_counts_with_its_own_labels_unless_it_will_not(tmp_path):
+    """And trains to the same bits with labels in reach as without."""
+    settings = SETTINGS | {"flower.clients": ["north", "south"], "evaluation.at_sites": True}
+    asked = about(settings=load_config("sites", settings | {"evaluation.linear_epochs": 2}).as_raw())
+    write_images(tmp_path / "images/images", 0, 24)
+    for name in ("ill", "well"):
+        write_images(tmp_path / "eval" / name, len(name), 6)
+    places = {"data": str(tmp_path / "images"), "eval-train": str(tmp_path / "eval")}
+
+    def evaluate(side):
+        weights = side.client.initial_global_weights()
+        return attempt(side.client, side.store, TrainTask(0, 1, None, weights, stage=EVALUATE, room=0))
+
+    with_labels = open_side(node_config(tmp_path, **places), asked)
+    counts = evaluate(with_labels)
+    assert counts.num_examples == 2
+    assert set(counts.scalars) == {"knn", "linear"}
+    refused = {"no labels": {"data": places["data"]}, "takes no part": places | {"evaluation": "False"}}
+    for why, node in refused.items():
+        failure = evaluate(open_side(node_config(tmp_path, **node), asked))
+        assert (failure.code, why in failure.detail) == ("refused", True), failure
+    without = open_side(node_config(tmp_path, data=places["data"], state=str(tmp_path / "other")), about())
+    assert train(with_labels).weights.digest == train(without).weights.digest
+
+
+def test_counts_after_the_last_round_are_no_upload_and_no_round_more(tmp_path):
+    """A site that gives a run one round still answers how good the model became, and its record says that it did."""
+    settings = SETTINGS | {"flower.clients": ["north", "south"], "rounds": 1, "evaluation.at_sites": True}
+    asked = about(settings=load_config("sites", settings | {"evaluation.linear_epochs": 1}).as_raw())
+    write_images(tmp_path / "images/a", 0, 12)
+    write_images(tmp_path / "images/b", 1, 12)
+    app, node = make_client_app(AtSite()), node_config(tmp_path, **{"max-rounds": "1"})
+
+    def answered(task):
+        content = pack_task(task, pack_tensors(task.global_weights, {}), asked)
+        message = Message(content, dst_node_id=1, message_type="train")
+        message.metadata.__dict__["_message_id"] = "1"
+        return unpack_reply(app(message, context(node)), tmp_path / "upload", 10**7)
+
+    weights = open_side(node, asked).client.initial_global_weights()
+    assert answered(TrainTask(0, 1, None, weights)).num_examples == 24
+    assert answered(TrainTask(0, 2, None, weights, stage=EVALUATE)).num_examples == 4
+    assert answered(TrainTask(0, 2, 1, weights)).code == "refused"
+    lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
+    replies = [one for one in lines if one["event"] == "reply"]
+    assert [one["spent"]["uploads"] for one in replies] == [1, 1, 1]
+    assert [one["evaluation"] for one in replies] == [False, True, False]
+    assert [part["name"] for part in replies[1]["left"]] == ["numbers: num_examples, knn, linear"]

@@ -47,7 +47,7 @@ def test_the_methods_page_names_presets_that_exist():
     from fedssl.experiment.config.layers import load_config
 
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\| `(fed\S+?|constant-mu|standalone|centralised)`", page, re.MULTILINE)
+    named = re.findall(r"^\| `\+([a-z0-9-]+)`", page, re.MULTILINE)
     assert len(named) > 10
     for algorithm in named:
         load_config(f"smoke+{algorithm}")

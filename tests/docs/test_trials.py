@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedssl.experiment.config.layers import preset_names, typed_config
+from fedssl.experiment.config.layers import typed_config
+from fedssl.experiment.config.preset_files import preset_names
 from fedssl.methods import METHODS
 from scripts import frontier, methods, trials
 from tests.helpers.small import TINY

@@ -1,6 +1,7 @@
 """The website's list of pages and the pages that are made from the code; `make docs` builds all of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -55,7 +56,7 @@ def test_commands_are_shown_with_options_and_examples():
 
 def test_every_public_name_is_in_the_python_reference():
     page = website.python_page()
-    assert [name for name in fedssl.__all__ if f".{name}\n" not in page] == []
+    assert [name for name in fedssl.__all__ if f"::: fedssl.{name}\n" not in page] == []
 
 
 def test_examples_of_docstrings_become_code():
@@ -66,8 +67,15 @@ def test_examples_of_docstrings_become_code():
     assert module["f"].docstring.value == "Does.\n\n```pycon\n>>> f()\n1\n```\n\nThen."
 
 
-def test_links_to_the_root_of_the_repository_lead_to_copies_on_the_site():
-    assert (
-        website.on_page_markdown("[a](../SECURITY.md#b) [c](CONTRIBUTING.md)")
-        == "[a](security.md#b) [c](contributing.md)"
-    )
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("index.md", "[a](../SECURITY.md#b) [c](results.md#d)", "[a](security.md#b) [c](results.md#d)"),
+        ("contributing.md", "[a](docs/results.md) ![b](docs/round.svg)", "[a](results.md) ![b](round.svg)"),
+        ("deployment.md", "[a script](../examples/plugin)", "a script (`examples/plugin`)"),
+        ("index.md", "[a](../none.py) [b](https://x.org)", "[a](../none.py) [b](https://x.org)"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site_or_name_a_path(page, text, expected):
+    shown = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert website.on_page_markdown(text, page=shown) == expected

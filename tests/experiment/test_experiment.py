@@ -46,6 +46,7 @@ def test_run_folder_has_everything(finished):
         "config.toml",
         "encoder.safetensors",
         "environment.json",
+        "live.json",
         "metrics.csv",
         "partition.json",
         "rounds.jsonl",

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from fedssl.encoders.evaluate import Request, evaluate
 from fedssl.encoders.export import export_encoder
 from fedssl.encoders.trained import load_encoder
 from fedssl.evaluation.features import compute_features, with_reestimated_batchnorm
+from fedssl.evaluation.protocols import PROTOCOLS
 from fedssl.experiment.experiment import load
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
@@ -52,6 +54,7 @@ def test_every_aggregator(tmp_path, network, aggregator):
 def test_a_whole_run_with_evaluation_and_exports(tmp_path, network, batchnorm):
     settings = {f"network.{name}": value for name, value in NETWORKS[network].items()}
     settings |= {"network.name": network, "aggregation.batchnorm": batchnorm, "aggregation.wire_dtype": "int8"}
+    settings |= {"data.labelled_fraction": 0.25}  # for the semi-supervised protocols
     load("smoke", TINY | settings | {"rounds": 1, "update_rule.norm": "mean-matrix"}).run(tmp_path / "run")
     programs = ["torch-export", "onnx"] if batchnorm == "average" else []
     exported = export_encoder(tmp_path / "run", tmp_path / "out", ["safetensors", "hub", "timm", *programs])
@@ -60,6 +63,10 @@ def test_a_whole_run_with_evaluation_and_exports(tmp_path, network, batchnorm):
     encoder = load_encoder(tmp_path / "run")
     assert torch.equal(encoder(images), load_encoder(tmp_path / "out")(images))
     assert "BatchNorm statistics estimated" not in (tmp_path / "out/README.md").read_text()
+    if batchnorm == "average":
+        request = Request(protocols=tuple(PROTOCOLS), epochs={"linear": 1, "semi": 1, "supervised": 1})
+        found = evaluate(tmp_path / "run", request)
+        assert {result.protocol for result in found} == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -111,7 +111,12 @@ def test_the_page_has_order_table_curves_and_settings(tmp_path):
     ):
         assert shown in text
     assert "Settings of this scale" not in text
-    assert len(made.figures()) == 2, "fifteen methods, eight colours"
+    titles = [figure.title for figure in made.figures()]  # fifteen methods, eight colours
+    assert titles == ["kNN accuracy over rounds: places 1 to 8", "kNN accuracy over rounds: places 9 to 15"]
+    own = dict(made.settings()[0].rows)
+    assert own["fedbarlow"] == "method.name barlow, local_training.lr 0.002, method.redundancy 0.0051"
+    assert "update_rule.name fedema" in own["fedema"]
+    assert "update_rule" not in own["fedbyol"], "most have that rule"
     (leaves,) = made.notes()["More than weights leaves the clients"]
     assert leaves.startswith("fedsc: the correlation matrix")
     assert "| fedsc |" in markdown(made)

@@ -25,6 +25,12 @@ def client(
     data: Annotated[
         str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
     ] = "",
+    eval_train: Annotated[
+        str, typer.Option(help="labelled images of this site, to see how good the model is here; only counts leave")
+    ] = "",
+    eval_test: Annotated[
+        str, typer.Option(help="those to test with  [default: a fifth of --eval-train, or of labelled --data]")
+    ] = "",
     state: Annotated[
         Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
     ] = None,
@@ -54,6 +60,9 @@ def client(
     allow_features: Annotated[
         bool | None, typer.Option("--allow-features", help="also methods that send features of images (fedca)")
     ] = None,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")
+    ] = False,
     max_disk: Annotated[float | None, typer.Option(help="GB that --state may take  [default: 50]")] = None,
     max_runs: Annotated[int | None, typer.Option(help="runs that --state may hold  [default: 100]")] = None,
     accept_changed_data: Annotated[
@@ -91,6 +100,7 @@ def client(
         "min_noise": min_noise,
         "max_clip": max_clip,
         "allow_features": allow_features,
+        "evaluation": False if no_evaluation else None,
         "max_disk": max_disk,
         "max_runs": max_runs,
     }
@@ -101,6 +111,8 @@ def client(
         server=server,
         state=state or Path("state") / name,
         data=data,
+        eval_train=eval_train,
+        eval_test=eval_test,
         ca=None if insecure else ca.absolute(),
         key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
         roster=_roster(roster),

@@ -38,6 +38,9 @@ def server(
         bool, typer.Option("--behind-proxy", help="a proxy before this server ends TLS: clients must come through it")
     ] = False,
     force: Force = False,
+    watch: Annotated[
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="also a page to watch, for this machine alone")
+    ] = None,
 ) -> None:
     """The server of a deployment: waits for its clients, trains with them, and resumes after any stop.
 
@@ -73,9 +76,22 @@ def server(
         behind_proxy=behind_proxy,
         force=force,
     )
-    with stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"):
+    with stopping(f"stopped: the finished rounds are in {out}; the same command resumes the run"), _page(out, watch):
         serve(deployment, typer.echo)
     print_summary(RunRecord.read(out))
+
+
+@contextmanager
+def _page(run: Path, port: int | None) -> Iterator[None]:
+    if port is None:
+        yield
+        return
+    from fedssl.experiment.records.run_folder import RunFolder
+    from fedssl.reports.watch import WatchServer
+
+    with WatchServer([RunFolder.create(run).path], port=port) as page:
+        typer.echo(f"a page to watch: {page.url}")
+        yield
 
 
 @contextmanager

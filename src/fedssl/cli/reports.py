@@ -1,4 +1,4 @@
-"""The commands that show what runs came to: report, compare, ls."""
+"""The commands that show how runs go and what they came to: watch, report, compare, ls."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from fedssl.cli.options import AllowCode, Runs
 from fedssl.core.errors import FedsslError
 
 reports_app = typer.Typer()
+WATCH_PORT = 8765
 
 
 @reports_app.command()
@@ -19,7 +20,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file  [default: report.html in the run]")] = None,
     images: Annotated[
         int, typer.Option(min=0, help="test images to look at; 0 leaves out what needs images and encoders")
-    ] = 10_000,
+    ] = 4_000,
     allow_code: AllowCode = None,
 ) -> None:
     """One HTML file with all that happened in a run, for people who were not there; opens without a network.
@@ -35,7 +36,7 @@ def report(
     write(runs, out or runs[0] / "report.html", images, allow_code or ())
 
 
-def write(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequence[str] = ()) -> None:
+def write(runs: list[Path], out: Path, images: int = 4_000, allow_code: Sequence[str] = ()) -> None:
     from fedssl.experiment.progress.views import make_view
     from fedssl.reports.run_page import write_report
 
@@ -45,6 +46,40 @@ def write(runs: list[Path], out: Path, images: int = 10_000, allow_code: Sequenc
     for line in left_out:
         typer.secho(f"left out: {line}", fg="yellow")
     typer.echo(f"report: {out}")
+
+
+@reports_app.command()
+def watch(
+    runs: Runs,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = WATCH_PORT,
+    host: Annotated[str, typer.Option(help="address to listen on; another than this machine's own needs --token")] = "",
+    token: Annotated[
+        str, typer.Option(envvar="FEDSSL_WATCH_TOKEN", help="what a browser must show, 16 or more letters and digits")
+    ] = "",
+) -> None:
+    """A web page of runs that go on or are over, which updates itself: rounds, time left, who is awaited, curves.
+
+    It only reads, and only this machine can open it unless --host and --token are given. Ctrl-C ends it; runs go on.
+
+    Examples:
+
+      fedssl watch runs/hospitals
+
+      fedssl watch runs/fedema runs/fedbyol --port 8080
+    """
+    import threading
+
+    from fedssl.experiment.progress.stopping import StopRequest
+    from fedssl.reports.watch import LOOPBACK, WatchServer
+
+    with WatchServer(runs, host=host or LOOPBACK[0], port=port, token=token) as server, StopRequest(held_back=0):
+        if server.token:
+            typer.echo("note: the page is not encrypted: use it inside a network you trust, or through a TLS proxy")
+        typer.echo(f"open {server.url}{'?token=…' if token else ''} in a browser; Ctrl-C ends the page, not the runs")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            typer.echo("the page is closed", err=True)
 
 
 @reports_app.command()

@@ -182,6 +182,7 @@ class Dataset:
     source: str
     eval_train: Images | None = None  # labelled images that evaluation learns from; None: the training images
     owners: Owners | None = None  # of the training images
+    test_owners: Owners | None = None  # of the test images, where the data say so
     originals: tuple[Original, ...] = ()  # of the training images, where these were files
     test_originals: tuple[Original, ...] = ()
     refused: tuple[Refusal, ...] = ()

@@ -85,6 +85,7 @@ def with_validation(dataset: Dataset, count: int) -> Dataset:
         train=train.select(rest),
         test=train.select(held),
         owners=dataset.owners and replace(dataset.owners, clients=dataset.owners.clients[rest]),
+        test_owners=dataset.owners and replace(dataset.owners, clients=dataset.owners.clients[held]),
         originals=tuple(originals[i] for i in rest) if originals else (),
         test_originals=tuple(originals[i] for i in held) if originals else (),
         remarks=(
@@ -92,6 +93,15 @@ def with_validation(dataset: Dataset, count: int) -> Dataset:
             f"accuracy is that on {count} labelled training images held out: no test image is read",
         ),
     )
+
+
+def choose_test_part(labels: IntArray, fraction: float) -> IntArray:
+    """The numbers of a share of every class, sorted: at least one image of it, and one is left to learn from."""
+    chosen = [np.empty(0, np.int64)]
+    for c in np.unique(labels):
+        members = numpy_stream(0, "test part", int(c)).permutation(np.flatnonzero(labels == c))
+        chosen.append(members[: min(max(_share(fraction, len(members)), 1), len(members) - 1)])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
 def choose_validation(labels: IntArray, count: int) -> IntArray:

@@ -41,6 +41,9 @@ def leaves(config: Config) -> list[str]:
     told = f"numbers: {', '.join(WITH_NOISE) if noisy else NUMBERS}"
     texts = [f"weights of the {config.uploads.upload} encoder and the predictor{kept}{change}"]
     texts += ["numbers: as part of that sum alone"] if config.uploads.secure else [told]
+    if config.evaluation.at_sites:
+        summed = ", as part of a sum over the sites" if config.uploads.secure else ""
+        texts.append(f"if there are labels here: how many of this site's test images are classified correctly{summed}")
     if config.method.factory.leaves:
         texts.append(f"FEATURES: {config.method.factory.leaves}")
     return [*texts, "if it fails or refuses: a code"]

@@ -29,6 +29,7 @@ MOST = {
     "data.image_size": 2**12,
     "data": 10**6,
     "partition": 10**6,
+    "evaluation": 10**5,
 }
 
 

@@ -48,6 +48,9 @@ class Policy(BaseModel):
     require_secure_aggregation: bool = Field(False, description="only runs whose server sees sums, no single upload")
     min_sites: Annotated[int, Ge(2)] = Field(2, description="the least sites that a secure sum must hold")
     allow_features: bool = Field(False, description="also methods that send features of images (fedca, fedsc)")
+    evaluation: bool = Field(
+        True, description="where labels are given here, count how many images the model has right; only counts leave"
+    )
     max_disk: NonNegative = Field(50.0, description="GB that the state folder may take")
     max_runs: Count = Field(100, description="runs that the state folder may hold")
 

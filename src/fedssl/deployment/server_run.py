@@ -85,6 +85,8 @@ class AtSites:
             folder=run.folder.path,
             about=about,
             waiting=run.view.waiting,
+            presence=run.view.presence,
+            clients=len(names),
             patience=run.config.flower.patience,
             time_limit=run.config.failures.client_timeout or A_DAY,
             pause=PAUSE,

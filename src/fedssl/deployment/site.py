@@ -34,6 +34,8 @@ class Site:
     server: str
     state: Path
     data: str = ""
+    eval_train: str = ""  # labelled images of this site's own, to look at the global encoder with
+    eval_test: str = ""
     ca: Path | None = None  # None: no TLS
     key: Path | None = None
     roster: Path | None = None  # the public keys of all sites, for secure aggregation
@@ -54,19 +56,23 @@ class Site:
                 raise FedsslError(f"{path}: there is no such file")
         if self.policy.require_secure_aggregation and self.roster is None:
             raise FedsslError("--roster: give the keys of all sites: make it with `fedssl certificates roster`")
-        if self.data and not Path(self.data).exists():
-            raise FedsslError(f"--data: {self.data}: there is no such folder or file")
+        for option, place in self._places().items():
+            if place and not Path(place).exists():
+                raise FedsslError(f"--{option}: {place}: there is no such folder or file")
         claim_state(self.state, self.name)
 
     def command(self) -> list[str]:
         ca, key = (str(path.absolute()) if path else "" for path in (self.ca, self.key))
         return module(NODE, Start(self.server, ca, key, self._node()).as_text())
 
+    def _places(self) -> dict[str, str]:
+        return {"data": self.data, "eval-train": self.eval_train, "eval-test": self.eval_test}
+
     def _node(self) -> dict[str, str]:
         given: dict[str, str | bool | Path | None] = {
             "name": self.name,
             "state": str(self.state.absolute()),
-            "data": self.data and str(Path(self.data).absolute()),
+            **{name: place and str(Path(place).absolute()) for name, place in self._places().items()},
             "device": self.device,
             "key": self.roster and self.key and str(self.key),
             "roster": self.roster and str(self.roster),

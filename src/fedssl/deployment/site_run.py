@@ -7,7 +7,7 @@ What it may ask for is bounded by the site's own limits, and by what it asked fo
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from fedssl.experiment.backends import client_store
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.build.networks import build_networks
 from fedssl.experiment.build.parts import build, build_client
+from fedssl.experiment.build.site_labels import build_examine, labels_of_site
 from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.federation.client import Client
@@ -78,7 +79,8 @@ def open_side(node: Raw, about: Raw) -> Side:
     if device := str(node.get("device", "")):
         config = resolve(config.as_raw() | {"device": device}, allow_code)
     torch.set_num_threads(config.run.threads or THREADS)
-    client, store = _made(json.dumps(config.as_raw()), allow_code, str(node.get("data", "")), folder)
+    places = tuple(str(node.get(name, "")) for name in ("data", "eval-train", "eval-test"))
+    client, store = _made(json.dumps(config.as_raw()), allow_code, places, folder, policy.evaluation)
     check_upload(client.upload_bytes(), policy)
     check_disk(state, client.state_bytes(), policy)
     secure = _secure_client(config, client, node, policy)
@@ -109,7 +111,10 @@ def record_reply(
     """A line for what is about to leave; nothing does when it cannot be written, or the site has left meanwhile."""
     state, task, parts = Path(str(node["state"])), _task(about), parts_of(reply)
     audit = Audit(state)
-    spent = after(audit.spent(task["run"]), reply, parts, seconds)
+    before = audit.spent(task["run"])
+    spent = after(before, reply, parts, seconds)
+    if task["evaluation"]:  # counts are no upload, also masked
+        spent = replace(before, hours=spent.hours)
     if isinstance(reply, TrainResult):
         check_upload(sum(part["bytes"] for part in parts), Policy.of_node(node))
         check_left(state, task["run"])
@@ -133,6 +138,7 @@ def _task(about: Raw) -> Raw:
     return {
         "run": printable(str(about.get("run"))[:64]),
         "round": number if isinstance(number, int) else None,
+        "evaluation": about.get("evaluation") is True,
         "settings": settings_digest(settings) if isinstance(settings, dict) else "",
     }
 
@@ -158,17 +164,27 @@ def _run_name(run: object) -> str:
 
 
 @lru_cache(maxsize=1)  # tasks of one run follow one another in this process; those of the next need its memory
-def _made(raw: str, allow_code: tuple[str, ...], data: str, folder: Path) -> tuple[Client, ClientStore]:
+def _made(
+    raw: str, allow_code: tuple[str, ...], places: tuple[str, ...], folder: Path, evaluation: bool
+) -> tuple[Client, ClientStore]:
     config = resolve(json.loads(raw), allow_code)
+    data, *evaluated = places
     if where(config.data.factory) == "sites":
-        return _with_own_images(config, data, folder)
-    if data:
-        raise FedsslError(f"--data: this run trains on {config.data.name}, not on your own images: leave --data out")
-    parts = build(config)  # a shared set, of which every client has the part that the settings give it
-    return parts.client, client_store(config, parts, folder)
+        client, store = _with_own_images(config, data, evaluated, folder)
+    elif any(places):
+        raise FedsslError(
+            f"--data, --eval-train, --eval-test: this run trains on {config.data.name}, not on your own images: leave "
+            "them out"
+        )
+    else:
+        parts = build(config)  # a shared set, of which every client has the part that the settings give it
+        client, store = parts.client, client_store(config, parts, folder)
+    if not evaluation:
+        client.examine = None
+    return client, store
 
 
-def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, ClientStore]:
+def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Path) -> tuple[Client, ClientStore]:
     if not data:
         raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
     decoding = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
@@ -183,7 +199,8 @@ def _with_own_images(config: Config, data: str, folder: Path) -> tuple[Client, C
     def images_of(client_id: int) -> Pixels:  # noqa: ARG001 - all that is here is this client's
         return images.chosen(np.arange(len(images)))
 
-    client = build_client(config, method, images_of, len(config.flower.clients))
+    examine = build_examine(config, labels_of_site(decoding, data, *evaluated))
+    client = build_client(config, method, images_of, len(config.flower.clients), examine=examine)
     return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
 
 

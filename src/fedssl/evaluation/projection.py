@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 PERPLEXITY = 30.0
+BISECTIONS = 24  # of the width about a point: float32 has no more digits
 
 
 @torch.no_grad()
@@ -71,7 +72,7 @@ def _conditional_probabilities(distances: Tensor, perplexity: float) -> Tensor:
     distances = distances / distances.mean().clamp_min(1e-12)
     low, high = torch.zeros(len(distances)), torch.full((len(distances),), torch.inf)
     precision = torch.ones(len(distances))
-    for _ in range(64):
+    for _ in range(BISECTIONS):
         logits = (-precision[:, None] * distances).fill_diagonal_(-torch.inf)
         probabilities = logits.softmax(dim=1)
         entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum(dim=1)

@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
-from fedssl.core.progress import Progress, Say
+from fedssl.core.progress import Progress
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import fingerprint
 from fedssl.experiment.build.parts import Parts, build
@@ -25,7 +26,9 @@ from fedssl.federation.client import Client
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.engines.in_process import InProcessEngine
 from fedssl.federation.engines.processes import ClientSide, ProcessEngine
+from fedssl.federation.messages import EVALUATE
 from fedssl.federation.rounds import Engine
+from fedssl.federation.site_evaluation import SiteEvaluation, common, count_terms
 
 if TYPE_CHECKING:
     from fedssl.federation.engines.flower.client_app import Side
@@ -115,6 +118,23 @@ def secure_server(run: Running, names: list[str], roster: "Roster", id_: str = "
     )
 
 
+def site_evaluation(run: Running, engine: Engine, secure: "SecureServer | None") -> SiteEvaluation:
+    """Asks the clients of a run for their counts; a secure sum of these has keys and a memory of its own."""
+    parts, sums = run.parts, None
+    if secure is not None and parts.client.terms is not None:
+        sums = replace(
+            secure,
+            terms=count_terms(parts.client.terms, parts.server.num_clients),
+            file=run.folder.secure.with_name("secure-evaluation.json"),
+            common=partial(common, parts.client.terms),
+            run=f"{secure.run}/evaluation",
+            prefix=EVALUATE,
+            _adverts={},
+            _told={},
+        )
+    return SiteEvaluation(engine=engine, num_clients=parts.server.num_clients, wire=parts.server.wire, secure=sums)
+
+
 def _names(clients: int) -> list[str]:
     """By which the clients of one machine sign."""
     return [f"client-{number:05d}" for number in range(clients)]
@@ -177,7 +197,7 @@ class Simulated(Carrier):
 
     def open(self, run: Running) -> AbstractContextManager[Engine]:
         clients, folder = len(run.parts.partition.clients), run.folder
-        return simulated(run.config, clients, folder.path, folder.clients, run.view.waiting)
+        return simulated(run.config, clients, folder.path, folder.clients, run.view)
 
 
 def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
@@ -213,7 +233,7 @@ def for_workers(config: Config, folder: Path) -> ClientSide:
     return partial(_in_worker, config.as_raw(), config.allow_code, folder)
 
 
-def simulated(config: Config, clients: int, folder: Path, states: Path, waiting: Say) -> AbstractContextManager[Engine]:
+def simulated(config: Config, clients: int, folder: Path, states: Path, view: View) -> AbstractContextManager[Engine]:
     """An engine whose clients are actors of Flower's simulation; their states lie in `states`."""
     from fedssl.federation.engines.flower.simulation import Resources, Simulation
 
@@ -221,7 +241,13 @@ def simulated(config: Config, clients: int, folder: Path, states: Path, waiting:
     resources = Resources(settings.cpus_per_client, settings.gpus_per_client, settings.ray_address)
     side = partial(_simulated_side, json.dumps(config.as_raw()), config.allow_code, states.absolute(), limit)
     return Simulation(
-        clients=clients, open_side=side, folder=folder, resources=resources, waiting=waiting, time_limit=limit
+        clients=clients,
+        open_side=side,
+        folder=folder,
+        resources=resources,
+        waiting=view.waiting,
+        presence=view.presence,
+        time_limit=limit,
     )
 
 

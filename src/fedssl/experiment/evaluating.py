@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 import torch
@@ -15,8 +15,11 @@ from fedssl.experiment.build.parts import Parts
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.progress.views import View
 from fedssl.federation.client_store import ClientStore
-from fedssl.federation.messages import ClientState
+from fedssl.federation.messages import LATER, ClientState, Failure
 from fedssl.federation.rounds import ServerState
+from fedssl.federation.site_evaluation import Evaluated, SiteEvaluation
+
+AWAY = ("no-reply", "timeout", "left", *LATER)  # codes of clients for whom nobody waits again in the same round
 
 
 class Evaluator:
@@ -27,6 +30,7 @@ class Evaluator:
     ) -> None:
         self.config, self.parts, self.store, self.view, self.clock = config, parts, store, view, clock
         self.encoder = deepcopy(parts.client.method.online_encoder)  # its own copy, loaded when needed
+        self.sites: SiteEvaluation | None = None  # who asks them; None: settings do not
         self._core_seconds = 0.0
 
     def taken(self) -> float:
@@ -36,15 +40,29 @@ class Evaluator:
 
     def measure(self, state: ServerState) -> Measured:
         """In full in the first and the last round; in between quickly, every so often, and else nothing."""
-        number, every = state.round_number, self.config.evaluation.every
-        full = number in (0, self.config.run.rounds)
-        if not full and not (every and number % every == 0):
+        full = state.round_number in (0, self.config.run.rounds)
+        if not self._due(state.round_number):
             return Measured({})
         started = time.process_time()
         with self.clock.part("evaluation"):
             measured = self._measured(state, full)
         self._core_seconds += time.process_time() - started
         return measured
+
+    def _due(self, number: int) -> bool:
+        every = self.config.evaluation.every
+        return number in (0, self.config.run.rounds) or bool(every and number % every == 0)
+
+    def measure_sites(self, state: ServerState, failed: Sequence[Failure]) -> Evaluated | None:
+        """What the sites count with their own labels; `failed`: in this round, so that nobody waits for them again."""
+        if self.sites is None or not self._due(state.round_number):
+            return None
+        self.view.progress("accuracy at the sites", 0, None)
+        started, away = time.process_time(), {one.client_id for one in failed if one.code in AWAY}
+        with self.clock.part("evaluation"):
+            found = self.sites.measure(state, away)
+        self._core_seconds += time.process_time() - started
+        return found
 
     def _measured(self, state: ServerState, full: bool) -> Measured:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""

@@ -16,6 +16,7 @@ from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.loop import Loop
 from fedssl.experiment.observers import Observer
+from fedssl.experiment.progress.live import NotedView
 from fedssl.experiment.progress.loggers import Logger
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.environment import describe_environment
@@ -76,7 +77,8 @@ class Experiment:
         >>> report.summary["status"], report.summary["rounds"], sorted(report.summary["final"])[:1]
         ('finished', 1, ['backbone_std'])
         """
-        path, shown = Path(folder), view or QuietView()
+        path = Path(folder)
+        shown = NotedView(view or QuietView(), path)
         begun = (path / "config.toml").exists()
         config = pinned(self.config)
         config = as_begun(path, config) if begun else config

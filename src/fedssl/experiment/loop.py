@@ -8,7 +8,7 @@ from typing import Any
 
 from fedssl.core.errors import StorageError
 from fedssl.core.stopwatch import Stopwatch
-from fedssl.experiment.backends import Backend
+from fedssl.experiment.backends import Backend, site_evaluation
 from fedssl.experiment.base_encoder import first_payload
 from fedssl.experiment.build.parts import Parts
 from fedssl.experiment.config.schema import Config
@@ -35,6 +35,7 @@ from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.messages import Failure
 from fedssl.federation.privacy.budget import noise_print, with_noise_key
 from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
+from fedssl.federation.site_evaluation import Evaluated
 
 
 @dataclass(kw_only=True)
@@ -67,12 +68,17 @@ class Loop:
         self.noise = noise_print(server)
         state = self._resume(checkpoint) if checkpoint else self._begin()
         server = replace(server, secure=self.backend.secure(self))
-        status = "interrupted"
+        status = ""  # until the encoder before training is recorded there is nothing to close
         try:
             with self.backend.engine(self) as engine:
+                if self.config.evaluation.at_sites:
+                    self.evaluator.sites = site_evaluation(self, engine, server.secure)
+                if checkpoint is None:
+                    self._keep(state, {"round": 0, "clients": [], **self._evaluate(state)})
+                status = "interrupted"
                 for outcome in run_rounds(server, engine, state, self.config.run.rounds):
                     state = outcome.state
-                    measured = self._evaluate(state)
+                    measured = self._evaluate(state, outcome.failures)
                     self._record_failures(outcome.failures)
                     self._keep(state, round_record(self.config, outcome) | measured, outcome)
             status = "finished"
@@ -92,9 +98,7 @@ class Loop:
         self.view.say(f"note: {disk_needed(self.config, self.parts, self.folder.path, states_here=bool(self.store))}")
         self.folder.cut_back(-1, {})  # a process that was killed here before may have left a line
         payload = first_payload(self.config, self.parts, self.folder.base_encoder)
-        state = ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
-        self._keep(state, {"round": 0, "clients": [], **self._evaluate(state)})
-        return state
+        return ServerState(0, self.parts.client.initial_global_weights(), payload=payload)
 
     def _resume(self, checkpoint: Checkpoint) -> ServerState:
         self.results, recorded = restored(self.folder, checkpoint, self.config.run.rounds, self.view.say)
@@ -109,11 +113,30 @@ class Loop:
         for observer in self.observers:
             observer.start(run)
 
-    def _evaluate(self, state: ServerState) -> dict[str, float]:
-        measured = self.evaluator.measure(state)
-        self.results.add(state.round_number, self.config.run.rounds, measured)
+    def _evaluate(self, state: ServerState, failed: Sequence[Failure] = ()) -> dict[str, Any]:
+        measured, rounds = self.evaluator.measure(state), self.config.run.rounds
+        self.results.add(state.round_number, rounds, measured)
         self.results.add_clients(self.evaluator.measure_clients(state))
-        return measured.values
+        found = self.evaluator.measure_sites(state, failed)
+        if found is None:
+            return measured.values
+        record = self._at_sites(found)
+        self.results.add_sites(state.round_number, rounds, record["counts"])
+        return measured.values | {"at_sites": record}
+
+    def _at_sites(self, found: Evaluated) -> dict[str, Any]:
+        """For the record; a client that will not, or has no labels, is named once and is no failure."""
+        refused = [one for one in found.failures if one.code == "refused"]
+        for one in refused:
+            self.view.say(f"note: accuracy at the sites: {one.described(self.parts.partition.title(one.client_id))}")
+        self._record_failures([one for one in found.failures if one not in refused])
+        if found.problem:
+            self.view.say(f"warning: accuracy at the sites: {found.problem}")
+        return {
+            "counts": [one.as_record() for one in found.counts],
+            "bytes_down": found.bytes_down,
+            "bytes_up": found.bytes_up,
+        }
 
     def _keep(self, state: ServerState, record: dict[str, Any], outcome: Round | None = None) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""

@@ -57,6 +57,12 @@ class Results:
         if any(gains.values()):
             self.results["clients"] = gains
 
+    def add_sites(self, round_number: int, rounds: int, counts: list[dict[str, int]]) -> None:
+        """What the sites counted before training and at the end."""
+        when = {0: "initial", rounds: "final"}.get(round_number)
+        if when and counts:
+            self.results.setdefault("at_sites", {})[when] = counts
+
     def _gains(self, measured: Measured) -> dict[str, Any]:
         """For each accuracy: image by image, what training changed; both encoders at their best."""
         gains = {}

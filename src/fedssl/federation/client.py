@@ -5,6 +5,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -34,15 +35,19 @@ from fedssl.federation.messages import (
 )
 from fedssl.federation.model_communication import BatchNormSharing, UpdateRule, begin, private_names
 from fedssl.federation.privacy.mechanism import KEY, KEY_BYTES, ClientDP, run_key
+from fedssl.federation.site_evaluation import Counts, answer
 from fedssl.federation.wire import EXACT, Wire
 from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.networks.blocks import frozen_names
+from fedssl.networks.heads import Encoder
 
 if TYPE_CHECKING:
     from fedssl.federation.secure.terms import Terms
 
 MakeTerms = Callable[[GlobalWeights, tuple[str, ...]], "Terms"]
 """The terms of secure sums, given weights like those that clients share and the numbers that they may tell."""
+Examine = Callable[[int, Encoder], Counts]
+"""Looks at an encoder with the labelled images of a client; ClientError where there are none, or none may be used."""
 WITH_NOISE = ("ema", "seconds")  # all that a client tells beside noise: a number made from images would be exact
 
 
@@ -65,6 +70,7 @@ class Client:
     privacy: ClientDP | None = None
     start_over: bool = False  # from the global model, when its own state is damaged
     secure: MakeTerms | None = None  # only masked vectors leave, for a sum
+    examine: Examine | None = None  # None: no accuracy is measured here; training has no part in it
 
     def __post_init__(self) -> None:
         method = self.method
@@ -115,6 +121,13 @@ class Client:
     def initial_global_weights(self) -> GlobalWeights:
         """W_g^0 and W_g^{p,0}, without what stays at the clients."""
         return self._shared(self.first_weights.online, self.first_weights.predictor)
+
+    def global_encoder(self, task: TrainTask) -> Encoder:
+        """The encoder of a task's weights, a copy: evaluation leaves what is trained alone."""
+        sent = self.wire.decode(task.global_weights, self.initial_global_weights())
+        encoder = deepcopy(self.method.online_encoder)
+        self.first_weights.online.overlaid(sent.encoder).load_into(encoder)
+        return encoder
 
     def upload_bytes(self) -> int:
         """What a client sends a round, without a method's payload."""
@@ -274,8 +287,10 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
 def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
     """The only client-side path: load the generation the server accepted last, train, keep the new one beside it.
 
-    Or, where uploads are summed securely, answer a stage of the sum.
+    Or look at the global encoder; or, where uploads are summed securely, answer a stage of the sum.
     """
+    if task.evaluates:
+        return answer(client, store, task)
     if task.stage:
         if store.secure is None:
             raise ClientError("refused", "a stage of a secure sum in a run without secure aggregation")

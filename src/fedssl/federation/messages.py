@@ -70,6 +70,9 @@ class ClientState:
     scalars: Scalars = field(default_factory=dict)
 
 
+EVALUATE = b"evaluate "  # how a stage begins that is no part of training; after it may follow one of a secure sum
+
+
 @dataclass(frozen=True)
 class TrainTask:
     """Down: the global weights, what the server noted for this client (FedEMA's lambda_k), a method's own payload."""
@@ -85,6 +88,16 @@ class TrainTask:
 
     def num_bytes(self) -> int:
         return self.global_weights.num_bytes() + payload_bytes(self.payload) + len(self.stage)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it asks how good its weights are, those of the round before."""
+        return self.stage.startswith(EVALUATE)
+
+    @property
+    def of_round(self) -> int:
+        """The round whose work it is: its own, or that of the weights it asks about."""
+        return self.round_number - self.evaluates
 
     @property
     def answer_bytes(self) -> int:

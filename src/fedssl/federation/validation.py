@@ -36,8 +36,12 @@ def inspect(
     like: GlobalWeights,
     payload_problem: Callable[[Payload], str] = anything,
     needed: Collection[str] = (),
+    counts: Collection[str] = (),
 ) -> TrainResult | Failure:
-    """The reply itself if all is well with it, otherwise a failure that says what is not; `needed`: its numbers."""
+    """The reply itself if all is well with it, otherwise a failure that says what is not.
+
+    `needed`: the numbers that it must tell; `counts`: instead it tells these, of num_examples images, and nothing else.
+    """
     client_id, round_number = reply.client_id, reply.round_number
     if client_id not in tasks:
         return Failure(client_id, round_number, "not-asked", f"round {round_number}")
@@ -47,7 +51,7 @@ def inspect(
     if isinstance(reply, Failure):
         return reply
     try:
-        problem = _problem(reply, like, payload_problem, needed)
+        problem = _problem(reply, like, payload_problem, needed) or (_counts(reply, counts) if counts else "")
     except StorageError:
         raise
     except Exception as error:  # whatever one client sent, the others' round continues
@@ -95,6 +99,16 @@ def _scalars(result: TrainResult, needed: Collection[str]) -> str:
     counted = {name: reported[name] for name in COUNTED if name in reported} | profile
     wrong = [name for name, value in counted.items() if not 0 <= value <= MOST_COUNT]
     return f"{wrong[0]} is {reprlib.repr(counted[wrong[0]])}, not from 0 to {MOST_COUNT}" if wrong else ""
+
+
+def _counts(result: TrainResult, names: Collection[str]) -> str:
+    told = result.scalars
+    for name in sorted(told.keys() ^ set(names)):
+        return f"{name} is missing" if name in names else f"{name} is not asked for"
+    if result.profile or result.payload:
+        return "more than counts"
+    wrong = [name for name, count in told.items() if not (_whole(count) and 0 <= count <= result.num_examples)]
+    return f"{wrong[0]} is {reprlib.repr(told[wrong[0]])} of {result.num_examples} images" if wrong else ""
 
 
 def _weights(sent: GlobalWeights, like: GlobalWeights) -> str:

@@ -18,6 +18,7 @@ from fedssl.experiment.build.automatic import fitted
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.config.preset_files import preset_names
 from fedssl.experiment.config.schema import Config
+from fedssl.experiment.config.texts import NOT_SET
 from fedssl.experiment.records.run_record import read_summary
 from fedssl.paper.catalogue import Cell, Column, Metric, Row, Study
 from fedssl.paper.comparison import ABSENT, METRICS, Comparison, measured_text
@@ -25,6 +26,7 @@ from fedssl.paper.figures import figures_of
 from fedssl.paper.measured import Measured, Result, results_of
 from fedssl.paper.plan import make_plan
 from fedssl.paper.scales import LeftOut, Scale
+from fedssl.reports.compare import Row as Setting
 from fedssl.reports.compare import duration, parted, settings
 from fedssl.reports.page import Chapter, Chapters, Figure, TablePart, render
 from fedssl.reports.plots import MAX_LINES
@@ -126,15 +128,17 @@ class Bench(Comparison):
         """Curves of the best, then of the next: as many in one figure as there are colours."""
         found, ranked = [], self.ranked
         for start in range(0, len(ranked), MAX_LINES):
-            study = self.study.model_copy(update={"name": f"methods-{start}"})
-            found += figures_of(replace(self, study=study, results=ranked[start : start + MAX_LINES]))
+            study, some = self.study.model_copy(update={"name": f"methods-{start}"}), ranked[start : start + MAX_LINES]
+            places = f": places {start + 1} to {start + len(some)}" if len(some) < len(ranked) else ""
+            drawn = figures_of(replace(self, study=study, results=some))
+            found += [replace(figure, title=figure.title + places) for figure in drawn]
         return found
 
     def settings(self) -> list[TablePart]:
         configs = {one.cell.row.title: self._config(one).as_raw() for one in self.results}
         differ, equal = parted(settings(list(configs.values())))
-        head = ["setting", *configs]
-        tables = [TablePart("What differs between the methods", head, [[row.label, *row.values] for row in differ])]
+        own = [[name, _own(differ, place)] for place, name in enumerate(configs)]
+        tables = [TablePart("What differs between the methods", ["", "not as most of them"], own if differ else [])]
         tables += [TablePart("The same for all", ["setting", "value"], [[row.label, row.values[0]] for row in equal])]
         return [table for table in tables if table.rows]
 
@@ -226,6 +230,12 @@ def _order(ranked: Sequence[Result]) -> str:
         f"Order: {first}. {len(decided)} of {len(pairs)} pairs are decided: their difference is larger than its 95 % "
         "interval over seeds (Student's t, each pair for itself: of many pairs, one in twenty may be chance)."
     )
+
+
+def _own(differ: Sequence[Setting], place: int) -> str:
+    """The settings that one method has and at most half of all have so."""
+    found = [row for row in differ if 2 * row.values.count(row.values[place]) <= len(row.values)]
+    return ", ".join(f"{row.label} {row.values[place]}" for row in found if row.values[place] != NOT_SET) or ABSENT
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -8,7 +8,10 @@ from fedssl.core.files import size_text
 from fedssl.evaluation.score import Best
 from fedssl.experiment.config.texts import NOT_SET, flatten, setting_text
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import best_text, points, verdict
+from fedssl.experiment.records.site_accuracy import MEAN_TITLE, Measured, SiteAccuracy, at_sites, mean_of
+from fedssl.experiment.records.verdict import best_text, interval, points, verdict
+
+SHORT = {"linear": "linear probe", "knn": "kNN"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
         ("sent, up + down", lambda r: traffic(r.summary)),
     ]
     rows = [Row(label, tuple(text(record) for record in records)) for label, text in columns]
-    return [row for row in rows + _evaluation_rows(records) if set(row.values) != {NOT_SET}]
+    found = [*rows, *_site_rows(records), *_evaluation_rows(records)]
+    return [row for row in found if set(row.values) != {NOT_SET}]
 
 
 def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord], str]]]:
@@ -61,6 +65,46 @@ def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord
         (f"{label}, trained", lambda r: text(r.trained_best(measure))),
         (f"{label}, gain", lambda r: points(gain) if (gain := r.gain(measure)) else NOT_SET),
     ]
+
+
+def _site_rows(records: Sequence[RunRecord]) -> list[Row]:
+    """What sites found with their own labels: the mean, then site by site, the worst of the first run first."""
+    found, rows = [at_sites(record) for record in records], []
+    for measure, label in SHORT.items():
+        texts = [{one[measure].title: site_text(one[measure]) for one in sites} for sites in found]
+        means = [site_text(mean_of(sites, measure)) if sites else NOT_SET for sites in found]
+        rows.append(Row(f"{label} at the sites, mean", tuple(means)))
+        titles = dict.fromkeys(title for one in texts for title in one)
+        rows += [Row(f"{label} at {title}", tuple(one.get(title, NOT_SET) for one in texts)) for title in titles]
+    return rows
+
+
+def site_text(one: SiteAccuracy) -> str:
+    """`61.2 % (+4.1)`, with what was gained over the first encoder, in points."""
+    return percent(one.trained) + ("" if one.baseline is None else f" ({100 * (one.trained - one.baseline):+.1f})")
+
+
+def site_lines(record: RunRecord) -> list[Measured]:
+    """The worst site first, the mean last; nothing where no site sent counts."""
+    found = at_sites(record)
+    return [*found, {name: mean_of(found, name) for name in SHORT}] if len(found) > 1 else found
+
+
+def site_table(record: RunRecord) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, with the accuracy before training and after it, and the gain with its interval."""
+    head = [f"{label}{what}" for label in SHORT.values() for what in ("", ", gain")]
+    return ["site", "test images", *head], [_site_row(one) for one in site_lines(record)]
+
+
+def _site_row(one: Measured) -> list[str]:
+    title, n = one["knn"].title, one["knn"].n
+    cells = [title, f"{n:,}"]
+    for found in (one[name] for name in SHORT):
+        before = "" if found.baseline is None else f"{100 * found.baseline:.1f} → "
+        between = f" ({interval(found.gain)})" if found.gain and title != MEAN_TITLE else ""
+        gained = f"{100 * found.gain.difference:+.1f}{between}" if found.gain else NOT_SET
+        cells += [before + percent(found.trained), gained]
+    return cells
 
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> list[Row]:

@@ -3,8 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 from fedssl.reports.plots import Drawing, Key
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ class RunPage:
     tiles: Sequence[Tile]
     warnings: Sequence[str]
     sections: Sequence[Section]
+    sites_head: Sequence[str]
+    sites: Rows  # what each found with its own labels
     evaluation: Rows
     settings: Sequence[tuple[str, Rows]]
     rounds_head: Sequence[str]
@@ -106,7 +113,8 @@ class RunPage:
 
     @property
     def contents(self) -> list[tuple[str, str]]:
-        links = [(section.id, section.title) for section in self.sections]
+        links = [(f"{self.id}-sites", "At the sites")] if self.sites else []
+        links += [(section.id, section.title) for section in self.sections]
         if self.evaluation:
             links.append((f"{self.id}-evaluation", "Evaluation afterwards"))
         return [*links, (f"{self.id}-details", "Settings, numbers, environment")]
@@ -194,15 +202,18 @@ TEMPLATES = {Page: "report.html", Chapters: "chapters.html", FigurePage: "figure
 
 def render(page: Page | Chapters | FigurePage) -> str:
     """The whole file; every text is escaped, only drawings go in as they are."""
+    return templates().get_template(TEMPLATES[type(page)]).render(page=page)
+
+
+@cache
+def templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("fedssl.reports", "templates")
-    environment = Environment(
-        loader=loader,
-        # Not by file name alone: style.css must stay as it is, everything else is escaped.
-        autoescape=lambda name: name != "style.css",
+    return Environment(
+        loader=PackageLoader("fedssl.reports", "templates"),
+        # Not by file name alone: styles must stay as they are, everything else is escaped.
+        autoescape=lambda name: not (name or "").endswith(".css"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(TEMPLATES[type(page)]).render(page=page)

@@ -10,13 +10,14 @@ from fedssl.core.files import size_text
 from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
-from fedssl.experiment.records.verdict import accuracy, advice, against_start, continued, mode, start, verdict
+from fedssl.experiment.records.site_accuracy import at_sites, mean_of
+from fedssl.experiment.records.verdict import accuracy, advice, continued, points, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.mechanism import PRIVACY, no_privacy
 from fedssl.methods import METHODS
-from fedssl.reports.compare import duration, number, percent, traffic
+from fedssl.reports.compare import duration, number, percent, site_text, traffic
 from fedssl.reports.page import Tile
 
 COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
@@ -54,7 +55,8 @@ def _who(record: RunRecord) -> str:
     held = f"{sum(sizes):,} images between them ({data}; {share})" if sizes else f"images ({data}; {share})"
     count = len(sizes) or config["partition"].get("num_clients", 0)
     written = COUNTS[count] if 0 < count < len(COUNTS) else f"{count:,}"
-    leaves = leaving(config)
+    counts = "how many of its labelled images were right" if record.summary.get("at_sites") else ""
+    leaves = " and ".join(filter(None, [leaving(config), counts]))
     travelled = f"network weights and {leaves} travelled." if leaves else "only network weights travelled."
     return f"{written} clients held {held}, without labels. No image left its client: {travelled}"
 
@@ -94,6 +96,11 @@ def _how(record: RunRecord) -> str:
 
 def _outcome(record: RunRecord, num_classes: int | None) -> str:
     first = record.baseline("knn")
+    if first is None and record.summary.get("at_sites"):
+        return (
+            "Each site looked at the encoder with labelled images of its own and sent how many were classified "
+            "correctly; no other accuracy is known."
+        )
     if first is None and record.first("backbone_std") is not None:
         return (
             "No accuracy can be given: there were no labelled test images. The loss and the collapse measure show "
@@ -136,10 +143,16 @@ def tiles(record: RunRecord) -> list[Tile]:
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:
-            note = "; ".join(filter(None, (mode(gain.trained), against_start(gain, record))))
+            note = f"{points(gain)} over {start(record)}, {accuracy(gain.baseline)}"
             made.append(Tile(label, accuracy(gain.trained), note))
         elif first is not None:
             made.append(Tile(label, percent(first), f"of {start(record)}; no round was finished"))
+    if sites := at_sites(record):
+        worst, mean = sites[0]["linear"], mean_of(sites, "linear")
+        note = f"of a linear probe, mean of {len(sites)}; worst: {worst.title}, {site_text(worst)}"
+        made.append(
+            Tile("At the sites", site_text(mean), note if len(sites) > 1 else f"of a linear probe, {worst.title}")
+        )
     if summary.get("mean_mu") is not None:
         share = summary.get("ema_share")
         often = "" if share is None else f"; {percent(share)} of updates by EMA".replace(" %", "\u00a0%")

@@ -9,6 +9,7 @@ from fedssl.core.stopwatch import PARTS, UNKNOWN
 from fedssl.experiment.config.texts import setting_text
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.site_accuracy import site_title
 from fedssl.experiment.records.verdict import COLLAPSED_BELOW, start
 from fedssl.reports.page import Figure, Section
 from fedssl.reports.plots import Series, bars, curves
@@ -50,6 +51,20 @@ def loss(record: RunRecord, prefix: str) -> Figure:
     caption = "Mean over each client's last local epoch. Losses of different methods cannot be compared."
     drawing = curves(f"{prefix}-loss-plot", alt, series, "loss", zero=False)
     return Figure.of(f"{prefix}-loss", "Training loss", caption + _only_mean(series), drawing)
+
+
+def sites(record: RunRecord, prefix: str) -> Figure:
+    """The linear probe at each site."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for one in record.rounds:
+        for counted in one.get("at_sites", {}).get("counts", []):
+            share = 100 * counted["linear"] / counted["n"]
+            points.setdefault(site_title(record, counted), []).append((one["round"], share))
+    series = [Series(title, [x for x, _ in found], [y for _, y in found]) for title, found in sorted(points.items())]
+    alt = f"linear probe at each site over rounds, {_range(series)} %"
+    caption = "Share of each site's own test images that a linear layer on frozen features classifies correctly."
+    drawing = curves(f"{prefix}-sites-plot", alt, series, "accuracy in %", zero=False)
+    return Figure.of(f"{prefix}-sites-figure", "Linear probe at the sites", caption, drawing)
 
 
 def divergence(record: RunRecord, prefix: str) -> Figure:
@@ -166,6 +181,7 @@ COMPARED = {
 }
 Maker = Callable[[RunRecord, str], Figure]
 LEARNING: dict[str, Maker] = {"Accuracy over rounds": accuracy, "Training loss": loss}
+AT_SITES: dict[str, Maker] = {"Linear probe at the sites": sites}
 CLIENTS: dict[str, Maker] = {
     "Divergence of each client": divergence,
     "mu of each client": mu,

@@ -15,12 +15,22 @@ from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
+from fedssl.experiment.records.site_accuracy import at_sites
 from fedssl.reports import prose, run_figures
-from fedssl.reports.compare import evaluation_accuracy, evaluation_basis, evaluation_label, parted, results, settings
+from fedssl.reports.compare import (
+    evaluation_accuracy,
+    evaluation_basis,
+    evaluation_label,
+    parted,
+    results,
+    settings,
+    site_table,
+)
 from fedssl.reports.page import Comparison, Figure, Page, RunPage, Section, render
 from fedssl.reports.run_images import RunImages
 
 LeftOut = list[tuple[str, str]]
+LOOKED_AT = 4_000  # test images: a share of a confusion matrix is then known to a point or so
 # Figures that need a run's images, by the method of RunImages that makes each.
 DATA = {"Who holds what": "holdings", "What each client trains on": "views"}
 ENCODER = {
@@ -35,7 +45,7 @@ def write_report(
     runs: Sequence[Place],
     out: Place,
     *,
-    images: int = 10_000,
+    images: int = LOOKED_AT,
     say: Say = unheard,
     view: View | None = None,
     allow_code: AllowCode = (),
@@ -74,8 +84,12 @@ def _cost(record: RunRecord) -> dict[str, run_figures.Maker]:
     return run_figures.COST | (run_figures.ON_REQUEST if record.profile else {})
 
 
+def _learning(record: RunRecord) -> dict[str, run_figures.Maker]:
+    return run_figures.LEARNING | (run_figures.AT_SITES if at_sites(record) else {})
+
+
 def _figures(record: RunRecord) -> int:
-    return len({**run_figures.LEARNING, **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
+    return len({**_learning(record), **run_figures.CLIENTS, **_cost(record), **DATA, **ENCODER})
 
 
 def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: int, say: Say, view: View) -> RunPage:
@@ -93,13 +107,14 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
         return Section(f"{prefix}-{name}", title, "", figures, sheet)
 
     sections = [
-        section("learning", "Did it learn?", run_figures.LEARNING),
+        section("learning", "Did it learn?", _learning(record)),
         section("encoder", "What the encoder sees", ENCODER),
         section("clients", "What the clients did", run_figures.CLIENTS),
         section("data", "The data", DATA),
         section("cost", "What it cost", _cost(record)),
     ]
     head, rows = _round_rows(record)
+    sites_head, sites = site_table(record)
     return RunPage(
         id=prefix,
         name=record.name,
@@ -108,6 +123,8 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
         tiles=prose.tiles(record),
         warnings=prose.warnings(record),
         sections=[section for section in sections if section.figures],
+        sites_head=sites_head,
+        sites=sites,
         evaluation=[_evaluation_row(line) for line in record.evaluation],
         settings=run_figures.settings_rows(record.config),
         rounds_head=head,

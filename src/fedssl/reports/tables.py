@@ -13,7 +13,7 @@ from rich.text import Text
 from fedssl.core.stopwatch import PARTS, UNKNOWN
 from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.verdict import MEASURES, accuracy, advice, continued, interval, verdict
-from fedssl.reports.compare import Row, evaluation_basis, parted, results, settings
+from fedssl.reports.compare import SHORT, Row, evaluation_basis, parted, results, settings, site_lines, site_text
 from fedssl.reports.listing import Listed
 
 if TYPE_CHECKING:  # it needs torch, which lists and comparisons do without
@@ -89,6 +89,7 @@ def print_summary(record: RunRecord) -> None:
         table.add_row("mean mu", "", f"{summary['mean_mu']:.3f}", "", "")
     console.print(table)
     _print_verdict(record, console)
+    _print_sites(record, console)
     if "profile" in summary:
         _print_profile(summary["profile"])
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.0f} s; run folder: ", end="")
@@ -98,6 +99,8 @@ def print_summary(record: RunRecord) -> None:
 def _print_verdict(record: RunRecord, console: Console) -> None:
     judged = verdict(record)
     if judged is None:
+        if record.summary.get("at_sites"):
+            return
         console.print("No accuracy can be given without labelled test images (data.eval_test).", soft_wrap=True)
         return
     console.print("Each encoder in the BatchNorm mode that suits it better; *: re-estimated.", soft_wrap=True)
@@ -106,6 +109,19 @@ def _print_verdict(record: RunRecord, console: Console) -> None:
         console.print(Text.assemble("Continued: ", (kept.word, "bold"), f" ({kept.because})"), soft_wrap=True)
     for text in advice(record):
         console.print(Text(f"  to try: {text}"), soft_wrap=True)
+
+
+def _print_sites(record: RunRecord, console: Console) -> None:
+    lines = site_lines(record)
+    if not lines:
+        return
+    table = Table(title="At the sites, the worst first (gain)", title_justify="left")
+    table.add_column("")
+    for column in ("test images", *SHORT.values()):
+        table.add_column(column, justify="right")
+    for one in lines:
+        table.add_row(Text(one["knn"].title), f"{one['knn'].n:,}", *(site_text(one[name]) for name in SHORT))
+    console.print(table)
 
 
 def _print_profile(seconds: dict[str, float]) -> None:

@@ -416,12 +416,13 @@ def test_uploads_stay_until_their_round_is_averaged_and_no_longer(tmp_path):
 def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
     federation = Federation(tmp_path / "x", directory=by_name)
     names = {10: "south", 11: "north", 12: "eve", 13: "\x1b[2J\ud800" + "x" * 10**5}
-    asked = []
+    asked, tasks = [], {}
 
     def answer(message, node_id):
         if message.metadata.message_type == "query":
             asked.append(node_id)
             return Message(record({"name": names[node_id]}), reply_to=message)
+        tasks[json.loads(message.content["facts"]["json"])["client"]] = node_id
         return federation.good(message, node_id)
 
     federation.grid.nodes, federation.grid.answer = [node(10), node(11), node(12), node(13)], answer
@@ -429,11 +430,6 @@ def test_without_keys_nodes_are_asked_for_their_names_once(tmp_path):
     federation.round()
     assert sorted(set(asked)) == [10, 11, 12, 13]
     assert asked.count(10) == 1
-    tasks = {
-        json.loads(message.content["facts"]["json"])["client"]: message.metadata.dst_node_id
-        for message in federation.grid.pushed
-        if message.metadata.message_type == "train"
-    }
     assert tasks == {0: 11, 1: 10}
     assert "warning: a node calls itself 'eve', which is not in flower.clients: it gets no tasks" in federation.said
     (odd,) = [text for text in federation.said if "x1b[2J" in text]

@@ -1,6 +1,7 @@
 """The unmasked sum is the sum of the vectors, bit for bit, whoever drops out at whatever stage."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -136,3 +137,23 @@ def test_thresholds():
         threshold = usual_threshold(asked)
         assert asked // 2 < threshold <= asked
         assert tolerated(asked, threshold) >= -(-asked // 3) - 1, "fewer than a third of the sites"
+
+
+@pytest.mark.parametrize("who", ["site", "server"])
+def test_memory_does_not_grow_with_the_number_of_sites(who):
+    """Masks are made piece by piece: what is held at the most is the same for 3 and for 9 sites."""
+    peaks = {}
+    for count in (3, 9):
+        one = Sum(members_of(count), random_vectors(site_names(count), length=2**20), count, **new_round()).share()
+        name = site_names(count)[0]
+        if who == "server":
+            one.upload().agree().unmask()
+        vector = one.vectors[name].copy()
+        tracemalloc.start()
+        if who == "site":
+            one.members[name].mask(one.deliveries[name], vector)
+        else:
+            one.total()
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[9] < peaks[3] + 2**20, "a quarter of a vector"

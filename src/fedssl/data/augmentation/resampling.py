@@ -39,5 +39,6 @@ def blur_matrix(sigma: Tensor, radius: int, size: int) -> Tensor:
     kernel /= kernel.sum(dim=1, keepdim=True)
     source = (torch.arange(size, device=sigma.device).view(-1, 1) + offset).abs()  # size x taps
     source = (size - 1 - source).abs().neg_().add_(size - 1)
-    taps = torch.nn.functional.one_hot(source, size).to(kernel.dtype)  # size x taps x size
+    pixel = torch.arange(size, device=sigma.device)
+    taps = (source.unsqueeze(2) == pixel).to(kernel.dtype)  # size x taps x size; one_hot would wait for the device
     return torch.einsum("nt,ots->nos", kernel, taps)

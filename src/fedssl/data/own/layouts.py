@@ -129,6 +129,7 @@ def folder(
         eval_train=learn.images(evaluated) if learn else None,
         source=f"{len(train.samples):,} images of {found.place}",
         owners=_owners(found.clients, train.samples),
+        test_owners=_owners(found.clients, test.samples) if test else None,
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
@@ -333,8 +334,11 @@ def _with_test_part(found: Found, fraction: float) -> Found:
 
 
 def _owners(clients: tuple[str, ...], samples: list[Sample]) -> Owners | None:
+    """Who holds these samples; None where nobody said so of them all."""
     numbers = {name: number for number, name in enumerate(clients)}
-    return Owners(np.array([numbers[str(s.client)] for s in samples], np.int64), clients) if clients else None
+    if not clients or any(sample.client not in numbers for sample in samples):
+        return None
+    return Owners(np.array([numbers[str(s.client)] for s in samples], np.int64), clients)
 
 
 def _evaluated_classes(train: _Decoded, learn: _Decoded | None, test: _Decoded | None) -> list[str]:

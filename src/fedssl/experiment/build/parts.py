@@ -16,8 +16,9 @@ from fedssl.evaluation.monitor import Monitor, NoMonitor, SpreadMonitor
 from fedssl.evaluation.protocols import KNN, Linear
 from fedssl.experiment.build.data import build_dataset, build_partition, check_partition, images_of_clients
 from fedssl.experiment.build.networks import build_networks
+from fedssl.experiment.build.site_labels import build_examine, labels_of_clients
 from fedssl.experiment.config.schema import Config
-from fedssl.federation.client import Client, MakeTerms
+from fedssl.federation.client import Client, Examine, MakeTerms
 from fedssl.federation.model_aggregation.base import Aggregator
 from fedssl.federation.privacy.mechanism import ClientDP, PrivateAverage, run_key
 from fedssl.federation.rounds import Server
@@ -52,7 +53,8 @@ def build(config: Config, progress: Progress = silent) -> Parts:
     dataset = build_dataset(config.data, progress)
     partition = build_partition(config, dataset)
     remarks = [*dataset.remarks, *check_partition(config, dataset, partition)]
-    parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks)
+    examine = build_examine(config, labels_of_clients(dataset, partition))
+    parts = assemble(config, dataset, partition, images_of_clients(dataset, partition), progress, remarks, examine)
     origin = origin_of(parts.client.method.online_encoder.backbone)
     if origin and config.init.encoder:
         (height, width), size = dataset.train.image_size, origin.published_input["size"] or ["?"]
@@ -69,13 +71,19 @@ def build(config: Config, progress: Progress = silent) -> Parts:
 
 
 def assemble(
-    config: Config, dataset: Dataset, partition: Partition, images_of: ImagesOf, progress: Progress, remarks: list[str]
+    config: Config,
+    dataset: Dataset,
+    partition: Partition,
+    images_of: ImagesOf,
+    progress: Progress,
+    remarks: list[str],
+    examine: Examine | None = None,
 ) -> Parts:
     """All that follows from the images and from who has them."""
     device = choose_device(config.run.device)
     method, public_source = build_networks(config, dataset, partition, device, progress)
     sizes = partition.sizes()
-    client = build_client(config, method, images_of, len(sizes), max(sizes, default=0))
+    client = build_client(config, method, images_of, len(sizes), max(sizes, default=0), examine)
     return Parts(
         dataset=dataset,
         partition=partition,
@@ -102,9 +110,14 @@ def _frozen(config: Config, method: SiameseMethod) -> list[str]:
 
 
 def build_client(
-    config: Config, method: SiameseMethod, images_of: ImagesOf, num_clients: int, most_images: int = 0
+    config: Config,
+    method: SiameseMethod,
+    images_of: ImagesOf,
+    num_clients: int,
+    most_images: int = 0,
+    examine: Examine | None = None,
 ) -> Client:
-    """`most_images`: of the largest client, where that is known."""
+    """`most_images`: of the largest client, where that is known; `examine`: what it does with labels, if it has any."""
     privacy = config.privacy.build()
     return Client(
         method=method,
@@ -122,6 +135,7 @@ def build_client(
         privacy=privacy,
         start_over=config.failures.damaged_state == "start-over",
         secure=_secure(config, privacy, num_clients, most_images) if config.uploads.secure else None,
+        examine=examine,
     )
 
 

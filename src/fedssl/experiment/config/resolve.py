@@ -200,12 +200,28 @@ def _check_together(config: Config) -> None:
         raise FedsslError("privacy.placement: 'distributed' hides nothing in a single upload: set aggregation.secure")
     if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
         raise FedsslError(problem)
+    if config.evaluation.at_sites:
+        _check_at_sites(config, private)
     for term in ("decorrelation", "uniformity"):
         if getattr(config.local_training, term) and not config.method.factory.whole_images:
             raise FedsslError(
                 f"local_training.{term}: {config.method.name} makes no vector of a whole image whose features could be "
                 "looked at: set it to 0, or use another method.name"
             )
+
+
+def _check_at_sites(config: Config, private: ClientDP | None) -> None:
+    """Refuses to ask sites for counts where there is nothing to look at, or where they promise to send noise only."""
+    if not config.update_rule.factory.shares:
+        raise FedsslError(
+            f"evaluation.at_sites: with update_rule.name = {config.update_rule.name!r} there is no global encoder: "
+            "use evaluation.clients"
+        )
+    if private is not None and private.placement != "central":
+        raise FedsslError(
+            f"evaluation.at_sites: counts would leave without noise, privacy.placement = {private.placement!r} "
+            "promises that nothing does: set it to false"
+        )
 
 
 def _check_privacy(config: Config, private: ClientDP) -> None:

@@ -110,6 +110,9 @@ class Evaluation(BaseModel):
     linear_probe: bool = Field(False, description="also fit a linear layer for the first and the last encoder")
     linear_epochs: Count = 200
     clients: bool = Field(False, description="also every client's own encoder after the last round, by kNN")
+    at_sites: bool = Field(
+        False, description="also each client with labels of its own, by kNN and linear probe: it sends counts only"
+    )
 
 
 class Failures(BaseModel):

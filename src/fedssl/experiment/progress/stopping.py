@@ -7,7 +7,7 @@ import stat
 from types import FrameType
 from typing import Any, Self
 
-from fedssl.experiment.progress.views import View
+from fedssl.experiment.progress.views import PassingView, View
 
 HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows knows no such signal
 
@@ -61,44 +61,29 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGINT)
 
 
-class StoppableView(View):
+class StoppableView(PassingView):
     """A view that passes everything on, and between two batches or rounds looks whether somebody wants to stop."""
 
     def __init__(self, view: View, request: StopRequest) -> None:
-        self.view, self.request = view, request
-
-    def __enter__(self) -> Self:
-        self.view.__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.view.__exit__(*details)
-
-    def say(self, text: str) -> None:
-        self.view.say(text)
+        super().__init__(view)
+        self.request = request
 
     def progress(self, text: str, done: int, total: int | None) -> None:
-        self.view.progress(text, done, total)
+        super().progress(text, done, total)
         self.request.check()
 
     def waiting(self, text: str) -> None:
-        self.view.waiting(text)
+        super().waiting(text)
         self.request.check()
-
-    def begin(self, text: str, pieces: float) -> None:
-        self.view.begin(text, pieces)
 
     def advance(self, by: float = 1, text: str = "") -> None:
-        self.view.advance(by, text)
+        super().advance(by, text)
         self.request.check()
 
-    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
-        self.view.start(title, rounds, steps, done)
-
     def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        self.view.step(client_id, done, total, images)
+        super().step(client_id, done, total, images)
         self.request.check()
 
     def round_finished(self, record: dict[str, Any]) -> None:
-        self.view.round_finished(record)
+        super().round_finished(record)
         self.request.check()

@@ -5,6 +5,7 @@ One family for runs, evaluations, reports, downloads and queues of runs.
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -35,6 +36,9 @@ class View:
     def waiting(self, text: str) -> None:
         """Again and again while others are awaited: who, and for how long."""
 
+    def presence(self, clients: Mapping[int, str]) -> None:
+        """Again and again while others are awaited: what each client does, one of "here", "working", "done", "away"."""
+
     def begin(self, text: str, pieces: float) -> None:
         """Before the first piece of a whole: results of an evaluation, figures of a report, runs of a queue."""
 
@@ -49,6 +53,47 @@ class View:
 
     def round_finished(self, record: dict[str, Any]) -> None:
         """After every round of a run, with its line of rounds.jsonl."""
+
+
+class PassingView(View):
+    """Passes everything on to another view."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __enter__(self) -> Self:
+        self.view.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.view.__exit__(*details)
+
+    def say(self, text: str) -> None:
+        self.view.say(text)
+
+    def progress(self, text: str, done: int, total: int | None) -> None:
+        self.view.progress(text, done, total)
+
+    def waiting(self, text: str) -> None:
+        self.view.waiting(text)
+
+    def presence(self, clients: Mapping[int, str]) -> None:
+        self.view.presence(clients)
+
+    def begin(self, text: str, pieces: float) -> None:
+        self.view.begin(text, pieces)
+
+    def advance(self, by: float = 1, text: str = "") -> None:
+        self.view.advance(by, text)
+
+    def start(self, title: str, rounds: int, steps: int, done: int) -> None:
+        self.view.start(title, rounds, steps, done)
+
+    def step(self, client_id: int, done: int, total: int, images: int) -> None:
+        self.view.step(client_id, done, total, images)
+
+    def round_finished(self, record: dict[str, Any]) -> None:
+        self.view.round_finished(record)
 
 
 class QuietView(View):

@@ -24,7 +24,7 @@ def metrics_of(record: dict[str, Any]) -> dict[str, float]:
         known = [client[name] for client in clients if client.get(name) is not None]
         row[name] = statistics.fmean(known) if known else record.get(name)  # of secure sums the round knows the mean
     for name in ("bytes_up", "bytes_down"):
-        row[name] = sum(client.get(name, 0) for client in clients)
+        row[name] = sum(client.get(name, 0) for client in clients) + record.get("at_sites", {}).get(name, 0)
     return {name: value for name, value in row.items() if value is not None}
 
 

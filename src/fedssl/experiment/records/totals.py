@@ -28,6 +28,8 @@ class Totals(Observer):
     def add(self, record: dict[str, Any]) -> None:
         for name, seconds in record.get("core_seconds", {}).items():  # older records have none
             self._core_seconds[name] += seconds
+        for name in self._bytes:  # weights that sites were sent to look at
+            self._bytes[name] += record.get("at_sites", {}).get(name, 0)
         if not record["clients"]:
             return  # round 0
         mus = [client["mu"] for client in record["clients"] if "mu" in client]

@@ -48,7 +48,7 @@ class SecureClient:
     def answer(self, store: ClientStore, task: TrainTask) -> TrainResult:
         """The one client-side path of a stage, on every engine."""
         folder = store.path(task.client_id, task.round_number).parent
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".member.lock"):  # a message that came twice may find the first still at work
             return self._answer(store, folder, task)
 

@@ -58,6 +58,7 @@ class SecureServer:
     common: Callable[[TrainTask], str]  # a digest of what all clients of a round train
     retries: int = 1
     run: str = ""  # the id of the run; "": a new one, or that of the file
+    prefix: bytes = b""  # of every stage: which of a client's sums it is about
     _adverts: dict[str, KeyAdvert] = field(default_factory=dict)
     _told: dict[str, set[str]] = field(default_factory=dict)  # of whose keys each was told
 
@@ -175,6 +176,7 @@ class _Asking:
 
     def __init__(self, server: SecureServer, engine: Engine, round_number: int) -> None:
         self.names, self.retries, self.engine, self.round_number = server.names, server.retries, engine, round_number
+        self.prefix = server.prefix
         self.failures: list[Failure] = []
 
     def __call__(self, said: Mapping[str, object], take: Take, room: int = 0) -> None:
@@ -190,7 +192,8 @@ class _Asking:
             self.failures += [Failure(k, self.round_number, "no-reply") for k in sorted(silent)]
 
     def _task(self, client_id: int, message: object, room: int) -> TrainTask:
-        return TrainTask(client_id, self.round_number, None, GlobalWeights.EMPTY, stage=spoken(message), room=room)
+        stage = self.prefix + spoken(message)
+        return TrainTask(client_id, self.round_number, None, GlobalWeights.EMPTY, stage=stage, room=room)
 
     def _problem(self, reply: TrainResult | Failure, waiting: dict[int, TrainTask], take: Take) -> Failure | None:
         if isinstance(reply, Failure):

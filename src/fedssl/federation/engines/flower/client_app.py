@@ -94,7 +94,7 @@ def _answer(message: Message, node: Facts, host: Host) -> TrainResult | Failure:
     try:
         facts = facts_of(message)
         order = unpack_task(message)
-        about = order.about | {"round": order.task.round_number}
+        about = order.about | {"round": order.task.of_round, "evaluation": order.task.evaluates}
         message.content.clear()  # its weights were copied: they are not held a second time while the client trains
         host.arrived(node, about)
         side = host.open(node, about)

@@ -66,6 +66,8 @@ class FlowerEngine:
     about: Callable[[int], Facts]
     waiting: Say  # said again and again while somebody is awaited; may raise to stop
     patience: float
+    presence: Callable[[dict[int, str]], None] = lambda _: None  # told with it: what each client does
+    clients: int = 0  # of the run, also those without a task
     time_limit: float | None = None
     pause: float = 0.1  # seconds between two looks for replies, at most
     approval_patience: float = A_DAY  # seconds for a person at a site, or until its hours
@@ -98,6 +100,7 @@ class FlowerEngine:
                     worked += reply.scalars.get("seconds", 0.0) if isinstance(reply, TrainResult) else 0.0
                     yield reply
             if pending:
+                self.presence(self._doing(pending, {task.client_id for task in tasks}))
                 self._wait(list(pending.values()), time.monotonic() - begun)
         self.idle_seconds += max(time.monotonic() - begun - worked / min(self.workers, len(tasks)), 0.0)
 
@@ -192,6 +195,15 @@ class FlowerEngine:
         name = self.directory.name_of(one.task.client_id)
         text = printable(f"{name}: {detail}" if name else detail)
         return Failure(one.task.client_id, one.task.round_number, code, text)
+
+    def _doing(self, pending: dict[int, _Pending], asked: set[int]) -> dict[int, str]:
+        """Of every client; one that has delivered is done, wherever it is now."""
+        doing = {}
+        for client in range(self.clients):
+            here = "away" if self.directory.seat_of(client) is None else "here"
+            asked_for = "working" if here == "here" else "away"
+            doing[client] = asked_for if client in pending else "done" if client in asked else here
+        return doing
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:
         doing = "answer" if any(one.task.stage for one in pending) else "train"

@@ -137,7 +137,7 @@ def unpack_task(message: Message) -> Order:
 
 def pack_question(task: TrainTask, about: Facts) -> RecordDict:
     """Whether a client would take this task now: the task without its weights."""
-    return record({"client": task.client_id, "round": task.round_number, "about": about})
+    return record({"client": task.client_id, "round": task.of_round, "about": about})
 
 
 # --- replies, up

@@ -58,6 +58,7 @@ class Simulation:
     folder: Path
     resources: Resources
     waiting: Say
+    presence: Callable[[dict[int, str]], None] = lambda _: None
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +86,8 @@ class Simulation:
             about=lambda _: {},
             waiting=self._watch,
             patience=PATIENCE,
+            presence=self.presence,
+            clients=self.clients,
             time_limit=self.time_limit,
             workers=self._side_by_side(),
         )

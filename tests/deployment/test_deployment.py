@@ -60,8 +60,9 @@ def test_the_guide_on_loopback_ends_with_the_bits_of_one_process(tmp_path):
 
 
 def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
+    long = {"local_training.epochs": 25}  # a task takes long enough to be seen and killed
     with Federation(tmp_path, rounds=4) as federation:
-        server = federation.server()
+        server = federation.server("--set", "local_training.epochs=25")
         clients = {name: federation.client(name) for name in NAMES}
         federation.wait("round 1", lambda: federation.done() >= 1)
 
@@ -86,7 +87,7 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
         assert stranger.wait(120) == 4, federation.output("stranger")
         assert "does not know this key" in federation.output("stranger")
         assert federation.done() == 4
-        assert federation.everything() == federation.in_one_process()
+        assert federation.everything() == federation.in_one_process(**long)
         said = federation.output("server")
         assert "the server's app ended: started again" in said
         assert "the SuperLink ended with code -9" in said

@@ -199,7 +199,8 @@ def site(tmp_path, **changes):
 
 
 def test_a_node_is_told_what_its_operator_allows(tmp_path):
-    assert '"allow-code": "mynets,others:small"' in site(tmp_path, allow_code=("mynets", "others:small")).command()[-1]
+    allowed = site(tmp_path, allow_code=("mynets", "others:small")).command()[-1]
+    assert Start.from_text(allowed).node["allow-code"] == "mynets,others:small"
     assert "allow-code" not in site(tmp_path).command()[-1]
 
 
@@ -224,14 +225,14 @@ def test_a_client_gives_up_after_its_wait_and_says_why(tmp_path):
     ],
 )
 def test_why_a_node_was_not_accepted_is_said(tmp_path, monkeypatch, words, reason):
-    monkeypatch.setattr(client_module, "reachable", lambda *_, **__: "")
+    monkeypatch.setattr(client_module, "reachable", lambda *values, **options: "")
     monkeypatch.setattr(Site, "command", lambda self: [sys.executable, "-c", f"raise SystemExit({words!r})"])
     with pytest.raises(RoundError, match=reason):
         take_part(site(tmp_path), print, wait=5.0)
 
 
 def test_a_node_that_was_accepted_may_come_back_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_module, "reachable", lambda *_, **__: "")
+    monkeypatch.setattr(client_module, "reachable", lambda *values, **options: "")
     script = tmp_path / "node.py"
     script.write_text("import sys\nprint('SuperNode ID: 7', flush=True)\nimport time; time.sleep(1.5)\n")
     monkeypatch.setattr(Site, "command", lambda self: [sys.executable, str(script)])

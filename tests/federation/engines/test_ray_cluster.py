@@ -113,7 +113,8 @@ def pool_of(monkeypatch, room, *lives):
         return "cid", job, "context"
 
     monkeypatch.setattr(ray_pool.ray, "get", get)
-    monkeypatch.setattr(ray_pool, "pool_size_from_resources", lambda _: room)
+    for place in ("flwr.simulation.ray_transport.ray_actor", ray_pool.__name__):
+        monkeypatch.setattr(f"{place}.pool_size_from_resources", lambda _: room)
     pool = ray_pool.LivingActors(SimpleNamespace(options=lambda **_: None), {"num_cpus": 1}, {})
     pool.pool, pool.num_actors = list(actors), len(actors)
 

@@ -98,6 +98,7 @@ docs: $(STAMP)
 	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 soak: $(STAMP)
+	SECURE_SUMS=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/federation/secure/test_sums.py -k any_dropouts
 	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.soak
 
 format: $(STAMP)

@@ -82,7 +82,7 @@ def test_resources_reach_ray_as_they_were_asked(tmp_path):
         "init_args": {"address": "auto", "log_to_driver": False, "logging_level": "error"},
         "client_resources": {"num_cpus": 2, "num_gpus": 0.5},
     }
-    assert "address" not in simulation_of(tmp_path, Resources(), print)._backend()["init_args"]
+    assert simulation_of(tmp_path, Resources(), print)._backend()["init_args"]["address"] == "local"
 
 
 def test_a_simulation_that_does_not_start_is_an_error_with_the_reason(tmp_path, monkeypatch):

@@ -143,10 +143,14 @@ class Simulation:
 
     def _backend(self) -> dict[str, Any]:
         """A cluster has its own number of CPUs; what actors print goes to their own logs."""
-        address = {"address": self.resources.ray_address} if self.resources.ray_address else {}
         requested = {"num_cpus": self.resources.cpus_per_client, "num_gpus": self.resources.gpus_per_client}
         return {
-            "init_args": {**address, "log_to_driver": False, "logging_level": "error"},
+            # "local": a Ray of its own. Without an address Ray would join whatever cluster was last started here.
+            "init_args": {
+                "address": self.resources.ray_address or "local",
+                "log_to_driver": False,
+                "logging_level": "error",
+            },
             "client_resources": {
                 name: int(value) if value.is_integer() else value for name, value in requested.items()
             },

@@ -18,8 +18,8 @@ from tests.helpers.faults import everything
 from tests.helpers.pictures import encoded, noise, write_folder
 from tests.helpers.small import TINY
 
-# What may change without being noticed, because nobody reads it or it is only there to save time.
-UNREAD = (".lock", ".owner.json", "features", "images/known", "checked", "flower")
+# What may change without being noticed: nobody reads it, it only saves time, or it is news for a page that is watched.
+UNREAD = (".lock", ".owner.json", "features", "images/known", "checked", "flower", "live.json")
 SETTINGS = {
     "partition.num_clients": 4,
     "client_sampling.clients_per_round": 2,

@@ -7,7 +7,6 @@ their negatives. BatchNorm inside a backbone sees the whole batch on GPUs (SyncB
 none, each process normalises its own part, and the statistics that are kept are those of the first process.
 """
 
-import io
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +42,7 @@ START_LIMIT = 600.0  # seconds for all processes to find each other
 QUIET_LIMIT = 1800.0  # seconds without a step: a process that waits for another one for ever
 GRACE = 5.0  # seconds to end
 GONE = 0.5  # seconds until the end of a process is known
+STATE = "state/"  # before the names of what a module saves itself
 
 
 def train_on_devices(
@@ -89,7 +90,7 @@ def _processes(job: tuple[Any, ...], count: int, device: torch.device) -> Iterat
 
 def _followed(
     workers: dict[Connection, BaseProcess], on_step: Callable[[int, int, int], None] | None
-) -> tuple[TrainingReport, dict[str, Any]]:
+) -> tuple[TrainingReport, dict[str, Tensor]]:
     """Waits for what the first process sends at the end; every step is told, so that a time limit can end it."""
     deadline = time.monotonic() + START_LIMIT
     while True:
@@ -97,7 +98,7 @@ def _followed(
             kind, content = _received(connection, workers)  # type: ignore[arg-type]
             if kind == "trained":
                 report, saved = content
-                return report, torch.load(io.BytesIO(saved), weights_only=True)
+                return report, load(saved)
             if kind == "error":
                 raise _failure(_dead(workers) or content)
             deadline = time.monotonic() + QUIET_LIMIT
@@ -128,11 +129,12 @@ def _failure(text: str) -> ClientError:
     return ClientError("exception", f"local_training.devices: {text}")
 
 
-def _take_over(method: SiameseMethod, trained: dict[str, Any]) -> None:
+def _take_over(method: SiameseMethod, trained: dict[str, Tensor]) -> None:
     """All that training changed: weights, buffers, and tensors that a method keeps as plain attributes."""
-    method.load_state_dict(trained["state"])
-    for name, tensor in trained["plain"].items():
-        setattr(method, name, tensor)
+    state = {name.removeprefix(STATE): tensor for name, tensor in trained.items() if name.startswith(STATE)}
+    method.load_state_dict(state)
+    for name in trained.keys() - {f"{STATE}{one}" for one in state}:
+        setattr(method, name, trained[name])
 
 
 def _work(
@@ -193,11 +195,11 @@ def _train(
 
 
 def _result(method: SiameseMethod) -> bytes:
-    """By the rules of torch's own files: tensors and nothing that could run."""
-    plain = {name: value.detach().cpu() for name, value in vars(method).items() if isinstance(value, Tensor)}
-    buffer = io.BytesIO()
-    torch.save({"state": method.state_dict(), "plain": plain}, buffer)
-    return buffer.getvalue()
+    """As safetensors: nothing that could run."""
+    plain = {name: value for name, value in vars(method).items() if isinstance(value, Tensor)}
+    tensors = {f"{STATE}{name}": value for name, value in method.state_dict().items()} | plain
+    whole = torch.contiguous_format
+    return save({name: value.detach().cpu().clone(memory_format=whole) for name, value in tensors.items()})
 
 
 class _LossOf(nn.Module):

@@ -97,11 +97,12 @@ class Actor:
         self.lives = lives
 
 
-def pool_of(monkeypatch, room, *lives):
+def pool_of(monkeypatch, room, *lives, pending=0):
+    """Actors with so many tasks to live; of those that are made anew the first `pending` never begin."""
     from fedssl.federation.engines.flower import ray_pool
 
-    actors = [Actor(count) for count in lives]
-    new = SimpleNamespace(count=0)
+    actors, killed = [Actor(count) for count in lives], []
+    new = SimpleNamespace(count=0, killed=killed)
 
     def get(answer):
         actor, job = answer
@@ -118,12 +119,13 @@ def pool_of(monkeypatch, room, *lives):
     pool = ray_pool.LivingActors(SimpleNamespace(options=lambda **_: None), {"num_cpus": 1}, {})
     pool.pool, pool.num_actors = list(actors), len(actors)
 
-    def more(number):
-        new.count += number
-        pool.pool += [Actor(9) for _ in range(number)]
-        pool.num_actors += number
+    def more():
+        new.count += 1
+        return SimpleNamespace(lives=9, __ray_ready__=SimpleNamespace(remote=lambda: "begun"))
 
-    monkeypatch.setattr(pool, "add_actors_to_pool", more)
+    monkeypatch.setattr(pool, "create_actor_fn", more)
+    monkeypatch.setattr(ray_pool.ray, "wait", lambda refs, timeout: (refs, []) if new.count > pending else ([], refs))
+    monkeypatch.setattr(ray_pool.ray, "kill", killed.append)
     return pool, new
 
 
@@ -149,3 +151,10 @@ def test_when_all_have_died_the_room_that_is_left_is_used(monkeypatch):
     pool, new = pool_of(monkeypatch, 2, 0, 0)
     assert run(pool, 1)[0] == (1,)
     assert (pool.num_actors, new.count) == (2, 2)
+
+
+def test_an_actor_that_never_begins_gets_no_task(monkeypatch):
+    """Ray still counts the room of a machine that died a moment ago."""
+    pool, new = pool_of(monkeypatch, 1, 0, pending=2)
+    assert run(pool, 1)[0] == (1,)
+    assert (pool.num_actors, new.count, len(new.killed)) == (1, 3, 2)

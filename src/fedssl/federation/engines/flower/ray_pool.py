@@ -3,6 +3,7 @@
 Flower puts an actor that died back among the idle ones, where it fails the next task, and the next.
 """
 
+import time
 from collections.abc import Callable
 from threading import Condition
 from typing import Any
@@ -12,6 +13,7 @@ from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_fr
 from ray.exceptions import RayActorError
 
 LOOK = 5.0  # seconds between two looks for machines that came
+BEGIN = 60.0  # seconds for an actor to begin, where there is room for it
 
 
 class LivingActors(BasicActorPool):
@@ -44,12 +46,13 @@ class LivingActors(BasicActorPool):
         """Flower calls this after an error: the actor is back already, or dead."""
 
     def _take(self) -> Any:
-        with self._changed:
-            while not self.pool:
-                self._grow()
+        while True:
+            with self._changed:
                 if not self.pool:
-                    self._changed.wait(LOOK)
-            return self.pool.pop()
+                    self._changed.wait(LOOK if self.num_actors else 0)
+                if self.pool:
+                    return self.pool.pop()
+            self._grow()
 
     def _give_back(self, actor: Any) -> None:
         with self._changed:
@@ -62,9 +65,25 @@ class LivingActors(BasicActorPool):
             self._changed.notify()
 
     def _grow(self) -> None:
-        """New actors for what the cluster has room for by now; with none at all, it waits for a machine."""
+        """New actors for what the cluster has room for by now; with none at all, it waits for a machine.
+
+        An actor counts once it has begun: Ray still counts the room of a machine that died a moment ago, and an actor
+        for which there is none waits for ever.
+        """
         try:
             room = pool_size_from_resources(self.client_resources)
         except ValueError:  # what Flower says of a cluster without any
-            return
-        self.add_actors_to_pool(max(room - self.num_actors, 0))
+            room = 0
+        with self._changed:
+            missing = max(room - self.num_actors, 0)
+            self.num_actors += missing  # before they are there: other threads look, too
+        make: Any = self.create_actor_fn
+        for actor in [make() for _ in range(missing)]:
+            begun, _ = ray.wait([actor.__ray_ready__.remote()], timeout=BEGIN)
+            if begun:
+                self._give_back(actor)
+            else:
+                ray.kill(actor)
+                self._drop()
+        if not room:
+            time.sleep(LOOK)

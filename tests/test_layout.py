@@ -7,7 +7,15 @@ import fedssl
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(fedssl.__path__[0])
-OTHERS = {"helpers", "fixtures", "docs", "faults", "examples", "user_code"}  # folders of tests that mirror no package
+OTHERS = {
+    "benchmarks",
+    "helpers",
+    "fixtures",
+    "docs",
+    "faults",
+    "examples",
+    "user_code",
+}  # folders of tests that mirror no package
 
 
 def folders(place):

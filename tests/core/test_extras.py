@@ -1,5 +1,6 @@
 """Every extra absent: one line with the command that installs it, before anything is decoded, trained or written."""
 
+import importlib
 import sys
 import tomllib
 from pathlib import Path
@@ -47,7 +48,10 @@ def test_the_table_has_every_extra_that_can_be_installed():
 
 @pytest.mark.parametrize(("extra", "module"), [(extra, module) for extra in EXTRAS for module in EXTRAS[extra]])
 def test_every_module_of_every_extra_is_named(monkeypatch, extra, module):
-    absent(monkeypatch, *EXTRAS[extra][EXTRAS[extra].index(module) :])
+    index = EXTRAS[extra].index(module)
+    for there in EXTRAS[extra][:index]:
+        importlib.import_module(there)  # some import the missing one themselves, and would name a part of it
+    absent(monkeypatch, *EXTRAS[extra][index:])
     with pytest.raises(FedsslError) as caught:
         need(extra, "--this")
     assert str(caught.value) == f'--this: {module} is not installed: pip install "fedssl[{extra}]"'

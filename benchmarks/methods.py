@@ -144,7 +144,7 @@ def fedca(m: Any, views: Views) -> Tensor:
     z1, z2 = (m.online_encoder(view) for view in views)
     with torch.no_grad():
         keys = F.normalize(m.target_encoder(views[0]), dim=1)
-    m.recent = torch.cat([m.recent, keys])[-m.shared_projections :]
+    m.recent = torch.cat([m.recent, keys])[-m.shared :]
     return cross_entropy_of_pairs(z1, z2, m.temperature, m.dictionary)
 
 

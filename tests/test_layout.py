@@ -1,9 +1,12 @@
 """The house: twelve packages at the top, eight layers between them, and tests that mirror both."""
 
+import inspect
 import tomllib
 from pathlib import Path
 
 import fedssl
+from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(fedssl.__path__[0])
@@ -40,3 +43,10 @@ def test_folders_of_tests_mirror_packages():
     for room in folders(PACKAGE):
         inner = {path.name for path in (ROOT / "tests" / room).iterdir() if [*path.glob("test_*.py")]}
         assert inner <= folders(PACKAGE / room), f"tests/{room} has a folder that src/fedssl/{room} has not"
+
+
+def test_a_method_is_one_file_of_at_most_80_lines_and_fedema_of_at_most_40():
+    for name in METHODS:
+        lines = inspect.getsource(inspect.getmodule(METHODS[name])).splitlines()
+        assert len(lines) <= 80, f"method {name} has {len(lines)} lines"
+    assert len(inspect.getsource(UPDATE_RULES["fedema"]).splitlines()) <= 40

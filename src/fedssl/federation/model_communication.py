@@ -184,8 +184,43 @@ class FedU(_DivergenceRule):
         return weights, {"ema": 0.0, "divergence": distance, "predictor_replaced": float(replaced)}
 
 
+class _LambdaRule(_DivergenceRule):
+    """Where FedEMA's lambda_k comes from: it is fixed, or the autoscaler sets it at the server or at the client."""
+
+    scale: float | None
+    tau: float
+    lambda_at: str
+
+    def lambda_of(self, local: ClientState, task: TrainTask) -> float | None:
+        """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""
+        known = task.note if self.lambda_at == "server" else local.scalars
+        if self.scale is not None or self.lambda_at == "server" or "scale" in known:
+            return known.get("scale") if self.scale is None else self.scale
+        return autoscaled(self.tau, self.distance(task.global_weights, local.weights.online, local.scalars))
+
+    def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
+        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set."""
+        if "scale" in noted or self.scale is not None or self.lambda_at == "client":
+            return noted
+        scale = autoscaled(self.tau, self.distance(aggregated, result.weights.encoder, result.scalars))
+        return noted if scale is None else {**noted, "scale": scale}
+
+    def kept(self, scalars: Scalars) -> Scalars:
+        mine = self.lambda_at == "client" and self.scale is None and "scale" in scalars
+        return {"scale": scalars["scale"]} if mine else {}
+
+    def problem(self, upload: str, private: bool) -> str:
+        if self.lambda_at == "client":
+            return COMPARES_ONLINE if upload == "target" else ""
+        return NEEDS_EXACT if private and self.scale is None else ""
+
+    def needs_single_results(self) -> str:
+        fixed = self.lambda_at == "client" or self.scale is not None
+        return "" if fixed else FROM_EXACT
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedEMA(_DivergenceRule):
+class FedEMA(_LambdaRule):
     """W_k ← mu W_k + (1 − mu) W_g, same for the predictor, mu = min(lambda_k · divergence, 1) (the paper's method).
 
     `scale` fixes lambda; without it the autoscaler sets lambda_k = tau / divergence once, at the client's first round,
@@ -201,17 +236,8 @@ class FedEMA(_DivergenceRule):
     apply_to: Literal["both", "encoder", "predictor"] = "both"
     lambda_at: Literal["server", "client"] = "server"
 
-    def problem(self, upload: str, private: bool) -> str:
-        if self.lambda_at == "client":
-            return COMPARES_ONLINE if upload == "target" else ""
-        return NEEDS_EXACT if private and self.scale is None else ""
-
-    def needs_single_results(self) -> str:
-        fixed = self.lambda_at == "client" or self.scale is not None
-        return "" if fixed else FROM_EXACT
-
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
-        scale = self._scale(local, task)
+        scale = self.lambda_of(local, task)
         if scale is None or _starts_over(self.stale, local, task):
             start, scalars = from_global(task)
             return start, scalars if scale is None or self.lambda_at == "server" else {**scalars, "scale": scale}
@@ -222,24 +248,6 @@ class FedEMA(_DivergenceRule):
         encoder_mu, predictor_mu = (mu if self.apply_to in ("both", part) else 0.0 for part in ("encoder", "predictor"))
         scalars = {"ema": 1.0, "mu": mu, "scale": scale, "divergence": distance}
         return _mixed(local, task, encoder_mu, predictor_mu), scalars
-
-    def _scale(self, local: ClientState, task: TrainTask) -> float | None:
-        """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""
-        known = task.note if self.lambda_at == "server" else local.scalars
-        if self.scale is not None or self.lambda_at == "server" or "scale" in known:
-            return known.get("scale") if self.scale is None else self.scale
-        return autoscaled(self.tau, self.distance(task.global_weights, local.weights.online, local.scalars))
-
-    def kept(self, scalars: Scalars) -> Scalars:
-        mine = self.lambda_at == "client" and self.scale is None and "scale" in scalars
-        return {"scale": scalars["scale"]} if mine else {}
-
-    def note(self, noted: Scalars, result: TrainResult, aggregated: GlobalWeights) -> Scalars:
-        """lambda_k ← tau / ‖W_g^{r+1} − W_k^r‖ if it is not set."""
-        if "scale" in noted or self.scale is not None or self.lambda_at == "client":
-            return noted
-        scale = autoscaled(self.tau, self.distance(aggregated, result.weights.encoder, result.scalars))
-        return noted if scale is None else {**noted, "scale": scale}
 
 
 def autoscaled(tau: float, distance: float) -> float | None:

@@ -8,7 +8,7 @@ METHODS: Registry[type[SiameseMethod]] = Registry(
     "method.name",
     {
         "simclr": "fedssl.methods.simclr:SimCLR",
-        "mocov1": "fedssl.methods.moco:MoCoV1",
+        "mocov1": "fedssl.methods.mocov1:MoCoV1",
         "mocov2": "fedssl.methods.moco:MoCo",
         "simsiam": "fedssl.methods.simsiam:SimSiam",
         "byol": "fedssl.methods.byol:BYOL",

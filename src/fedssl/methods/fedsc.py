@@ -9,20 +9,21 @@ from fedssl.core.seeding import torch_stream
 from fedssl.core.settings import Fraction, NonNegative, Positive
 from fedssl.methods.base import ClientRound, SiameseMethod
 from fedssl.methods.losses import correlation, shortened, spectral_loss
+from fedssl.methods.payloads import tensor_problem
 from fedssl.networks.heads import Encoder, HeadSizes, mlp
 
 
 class FedSC(SiameseMethod):
     """−2 tr(z1ᵀ z2) / N + a ‖R‖² + 2 (1 − a) tr(R · R̄), R̄ the mean of the other clients' R (Jing et al., 2024).
 
-    R = zᵀz / 2N of both views' projections z, none longer than √bound; a falls from 1 to `alpha_end` over the rounds.
-    The server passes on the sum of all R. Their noise follows from the run's seed: it is no differential privacy.
+    R = zᵀz / 2N of both views' z, none longer than √bound; a falls from 1 to `alpha_end`. Noise: no privacy (`leaves`).
     Needs: memory for d x d values. Leaves the client: the encoder, and the mean R of its round.
     """
 
     leaves = "the correlation matrix of its projections (features; the noise on it follows from the run's seed)"
     own: Tensor
     own_round: Tensor
+    round_number = seed = 0
 
     def __init__(
         self,
@@ -39,8 +40,7 @@ class FedSC(SiameseMethod):
         self.register_buffer("own", torch.zeros(heads.out, heads.out))  # what it sent last, d x d, and in which round
         self.register_buffer("own_round", torch.zeros((), dtype=torch.int64))
         self.alpha, self.others = torch.ones(()), torch.zeros(heads.out, heads.out)
-        self.latest = self.total = torch.zeros(())  # R of a step, and their sum
-        self.steps = self.round_number = self.seed = 0
+        self.latest, self.total, self.steps = torch.zeros(()), torch.zeros(()), 0  # R of a step, their sum and number
 
     def prepare(self, at: ClientRound) -> None:
         self.round_number, self.seed, self.steps, self.total = at.round_number, at.seed, 0, torch.zeros(())
@@ -55,8 +55,7 @@ class FedSC(SiameseMethod):
 
     def loss(self, views: Sequence[Tensor]) -> Tensor:
         z1, z2 = (shortened(self.online_encoder(view), self.bound) for view in views)  # B x d
-        own = correlation(z1, z2)  # d x d
-        self.latest = own.detach()
+        self.latest = (own := correlation(z1, z2)).detach()  # d x d
         return spectral_loss(z1, z2, own, self.others.to(z1.device), self.alpha.to(z1.device))
 
     def after_step(self) -> None:
@@ -70,10 +69,8 @@ class FedSC(SiameseMethod):
         return {"correlation": self.own.cpu().clone()}
 
     def payload_problem(self, payload: dict[str, Tensor]) -> str:
-        got = ", ".join(f"{name}: {one.dtype} of shape {tuple(one.shape)}" for name, one in sorted(payload.items()))
-        wanted = f"correlation: torch.float32 of shape {tuple(self.own.shape)}"
-        if got != wanted:
-            return f"got {got or 'nothing'}, expected {wanted}"
+        if problem := tensor_problem(payload, "correlation", self.own.shape):
+            return problem
         most, sent = self.bound + 10 * self.noise, payload["correlation"]
         return "" if bool((sent.abs() <= most).all()) else f"correlation: a value beyond {most:g}"  # NaN is beyond too
 

@@ -1,7 +1,6 @@
-"""MoCo v1 and v2: find the key of an image among it and a queue of earlier keys, made by a momentum encoder."""
+"""MoCo v2: find the key of an image among it and a queue of earlier keys, made by a momentum encoder."""
 
 from collections.abc import Sequence
-from functools import partialmethod
 from typing import Literal
 
 import torch
@@ -38,16 +37,12 @@ class MoCo(SiameseMethod):
         key_encoder: Literal["reset", "keep"] = "reset",  # at the start of a round; the authors reset both
         queue_between_rounds: Literal["reset", "keep"] = "keep",
     ) -> None:
-        projector: nn.Module
-        if head == "linear":
-            projector = nn.Linear(feature_size, out_dim)
-        else:
-            sizes = HeadSizes(feature_size, out_dim) if head == "mlp" else heads
-            projector, out_dim = mlp(feature_size, sizes), sizes.out
+        sizes = heads if head == "paper" else HeadSizes(feature_size, out_dim)
+        projector = nn.Linear(feature_size, out_dim) if head == "linear" else mlp(feature_size, sizes)
         super().__init__(Encoder(backbone, projector), has_target=True)
         self.temperature, self.momentum = temperature, momentum
         self.key_encoder, self.queue_between_rounds = key_encoder, queue_between_rounds
-        self.register_buffer("queue", F.normalize(torch.randn(queue_size, out_dim), dim=1))  # Q x d
+        self.register_buffer("queue", F.normalize(torch.randn(queue_size, sizes.out), dim=1))  # Q x d
         self.register_buffer("queue_end", torch.zeros((), dtype=torch.int64))
         self.first_queue = self.queue.clone()
 
@@ -81,14 +76,3 @@ class MoCo(SiameseMethod):
 
     def after_step(self) -> None:
         self.move_target(self.momentum)
-
-
-class MoCoV1(MoCo):
-    """MoCo with a linear head and a lower temperature (He et al., 2020).
-
-    Needs: two encoders and the queue in memory; small batches do. Leaves the client: the online encoder.
-    """
-
-    recipe, schedule = "weak-jitter", "constant"
-
-    __init__ = partialmethod(MoCo.__init__, head="linear", temperature=0.07)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,6 +94,42 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(part, tmp_path):
     resume(part)
     experiment(NAME, **QUICK).run(tmp_path / "whole")
     assert everything(part) == everything(tmp_path / "whole")
+
+
+def killed_child(folder, name, before):
+    """Dies when the file of this name is about to get it, or has just got it."""
+    replace = Path.replace
+
+    def dying(path, target):
+        if Path(target).name == name and before:
+            os._exit(9)
+        replace(path, target)
+        if Path(target).name == name:
+            os._exit(9)
+
+    Path.replace = dying
+    experiment(NAME, **QUICK).run(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [(".owner.json", True), ("environment.json", False), ("partition.json", False), ("config.toml", True)],
+)
+def test_a_run_killed_before_it_has_a_config_begins_again(tmp_path, undisturbed, name, before):
+    process = CONTEXT.Process(target=killed_child, args=(tmp_path / "run", name, before))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 9
+    assert not (tmp_path / "run" / "config.toml").exists()
+    (tmp_path / "run" / ".probe").touch()  # as of one that was killed while it looked whether it may write
+    experiment(NAME, **QUICK).run(tmp_path / "run")
+    assert everything(tmp_path / "run") == undisturbed
+
+
+def test_a_folder_that_is_not_of_a_run_is_refused_whatever_its_files_are_called(tmp_path):
+    (tmp_path / "environment.json").write_text("{}")
+    with pytest.raises(FedsslError, match="the folder is not empty and holds no run"):
+        experiment(NAME, **QUICK).run(tmp_path)
 
 
 def test_two_processes_cannot_write_to_one_folder_and_a_dead_ones_lock_is_free(tmp_path):

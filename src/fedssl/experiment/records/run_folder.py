@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from fedssl.core.checksums import GrowingFile, Seal, Seals, measure, signed, signed_json
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.core.files import sweep, write_atomically
+from fedssl.core.files import UNFINISHED, sweep, write_atomically
 from fedssl.experiment.records.metrics import csv_text
 from fedssl.experiment.records.run_record import (
     ENCODER,
@@ -28,6 +28,8 @@ from fedssl.experiment.records.run_record import (
 
 LOCK, OWNER = ".lock", ".owner.json"
 FLOWER = "flower"  # what a deployment's server keeps beside its run
+PROBE = ".probe"
+BEFORE_CONFIG = ("environment.json", "partition.json", "refused.jsonl")  # config.toml is written last
 SIGNED = ("config.toml", "environment.json")  # their last line is their checksum: they are replaced during the run
 WRITTEN_ONCE = ("partition.json", "refused.jsonl")
 GROWING = ("rounds.jsonl", "metrics.csv", "failures.jsonl", "profile.jsonl", "evaluation.jsonl")
@@ -47,14 +49,15 @@ class RunFolder:
         """A new or empty folder, or one of a run; that it can be written to is said now, not at the ninetieth round."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = [entry.name for entry in path.iterdir() if entry.name not in (LOCK, OWNER, FLOWER)]
+            owned = (path / OWNER).exists()
+            foreign = [entry.name for entry in path.iterdir() if not _left_by_us(entry.name, owned)]
             if (path / "checkpoints").exists() and not (path / "config.toml").exists():
                 raise DamagedError(
                     f"{path / 'config.toml'}: is missing: put back a copy of it, or choose another --out"
                 )
             if foreign and not (path / "config.toml").exists():
                 raise FedsslError(f"{path}: the folder is not empty and holds no run: choose another with --out")
-            probe = path / ".probe"
+            probe = path / PROBE
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -175,3 +178,9 @@ class RunFolder:
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, signed_json(json.dumps(content, indent=2)))
+
+
+def _left_by_us(name: str, owned: bool) -> bool:
+    """Whether a file of a folder without config.toml is of a run that was killed at its start."""
+    ours = name in (LOCK, OWNER, PROBE, FLOWER) or name.endswith(UNFINISHED)
+    return ours or (owned and name in BEFORE_CONFIG)

@@ -116,6 +116,7 @@ def run_one(trial: Trial, name: str, settings: Record, folder: Path) -> Record:
         "core_seconds": {part: round(seconds, 1) for part, seconds in summary["core_seconds"].items()},
         "random": _percent(summary["initial"]),
         "trained": _percent(summary["final"]),
+        **({"clients": _of_clients(summary["clients"])} if "clients" in summary else {}),
         "hardware": f"{environment['cpu']}, {environment['torch_threads']} thread",
         "versions": {"python": environment["python"], **environment["packages"]},
         "commit": environment["git_commit"],
@@ -133,6 +134,11 @@ def _toml(value: Any) -> str:
 
 def _percent(measured: Record) -> Record:
     return {name: round(100 * value, 2) for name, value in measured.items() if name.startswith(MEASURES)}
+
+
+def _of_clients(gains: Record) -> Record:
+    """kNN in % of each client's own encoder after the last round, by client."""
+    return {client: round(100 * gain["knn"]["trained"]["accuracy"], 2) for client, gain in gains.items()}
 
 
 def run_all(names: Sequence[str]) -> None:

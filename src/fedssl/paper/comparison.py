@@ -173,11 +173,15 @@ def markdown(comparison: Comparison) -> str:
     """The whole comparison as GitHub Markdown."""
     lines = [f"## {comparison.study.title}", "", *(f"{text}  " for text in comparison.sentences()), ""]
     for table in comparison.tables():
-        lines += [f"**{table.caption}**", "", _line(table.head), _line(["---"] + ["---:"] * (len(table.head) - 1))]
-        lines += [*(_line(row) for row in table.rows), ""]
+        lines += [f"**{table.caption}**", "", *markdown_table(table), ""]
     for title, notes in comparison.notes().items():
         lines += [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown_table(table: TablePart) -> list[str]:
+    rule = ["---"] + ["---:"] * (len(table.head) - 1)
+    return [_line(cells) for cells in (table.head, rule, *table.rows)]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,0 +1,56 @@
+"""The kept records of `fedssl paper` runs, and the page that shows them."""
+
+import dataclasses
+
+import pytest
+
+from fedssl.paper.scales import find_scale
+from scripts import paper_records
+from tests.helpers.paper_runs import plan_of, write
+
+SCALE, PARTS = paper_records.read_list()
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_what_is_listed_can_be_run(part, tmp_path):
+    plan = part.plan(SCALE, tmp_path)
+    assert plan.runs
+    assert not plan.left_out
+
+
+def test_the_page_shows_the_records_as_they_are():
+    page = paper_records.PAGE.read_text()
+    assert paper_records.page_with_tables(page) == page, "run `make results`"
+
+
+def test_every_record_is_of_a_listed_run():
+    wanted = {run.name for part in PARTS for run in part.plan(SCALE, paper_records.RECORDS).runs.values()}
+    assert {path.parent.name for path in (paper_records.RECORDS / SCALE).glob("*/summary.json")} <= wanted
+
+
+def test_a_finished_run_is_kept_and_brought_back_as_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper_records, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paper_records, "RECORDS", tmp_path / "records")
+    plan = plan_of("ssl-methods", tmp_path / "runs", seeds=2, rows=["FedBYOL"], columns=["CIFAR-10"])
+    first, second = plan.runs.values()
+    write(first, 0.5)
+    assert [*paper_records.keep(plan, tmp_path / "records")] == [first.name]
+    assert [*paper_records.keep(plan, tmp_path / "records")] == [], "it is there already"
+    (tmp_path / "runs").rename(tmp_path / "lost")
+    paper_records.bring_back(plan.scale.name)
+    assert first.finished(plan.scale.evaluation_epochs)
+    assert not second.trained()
+
+
+def test_a_table_has_the_numbers_of_the_records_and_names_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper_records, "RECORDS", tmp_path)
+    part = dataclasses.replace(PARTS[0], seeds=1)
+    empty = part.table(SCALE)
+    run = next(run for run in part.plan(SCALE, tmp_path).runs.values() if "fedu" in run.name)
+    write(run, 0.5, find_scale(SCALE).evaluation_epochs)
+    table = part.table(SCALE)
+    assert empty == "Not run yet.\n"
+    assert "| FedU | 80.52 ± 0.21 | 50.00 (n = 1) | -30.52 |" in table
+    missing = " ".join(table.split())
+    assert "FedBYOL, CIFAR-10, Non-IID: no run" in missing
+    assert "FedU, CIFAR-10, Non-IID: no run" not in missing

@@ -1,6 +1,6 @@
 """Runs of `fedssl paper` that outlast the machine they were made on: of each finished one the small files are kept.
 
-    python -m scripts.paper_records run [JOBS]   makes what results/paper.toml lists and no record holds, in its order
+    python -m scripts.paper_records run [JOBS]   makes what results/paper/list.toml lists and no record holds, in its order
     python -m scripts.paper_records tables       writes the tables of docs/reproducing.md from the records
 
 A record is a run folder without weights and images' places: results/paper/SCALE/RUN. So `fedssl paper show EXPERIMENT
@@ -24,7 +24,7 @@ from fedssl.paper.runner import run_plan
 from fedssl.paper.scales import find_scale
 
 ROOT = Path(__file__).resolve().parents[1]
-LIST, RECORDS, RUNS = ROOT / "results/paper.toml", ROOT / "results/paper", ROOT / "runs/paper"
+LIST, RECORDS, RUNS = ROOT / "results/paper/list.toml", ROOT / "results/paper", ROOT / "runs/paper"
 PAGE = ROOT / "docs/reproducing.md"
 KEPT = ("config.toml", "environment.json", "summary.json", "rounds.jsonl")
 BEGIN, END = "<!-- paper: {} -->\n", "<!-- end of paper -->"

@@ -1,6 +1,6 @@
 """Runs of `fedssl paper` that outlast the machine they were made on: of each finished one the small files are kept.
 
-    python -m scripts.paper_records run [JOBS]   makes what results/paper/list.toml lists and no record holds, in its order
+    python -m scripts.paper_records run [JOBS]   makes what results/paper/list.toml lists and has no record
     python -m scripts.paper_records tables       writes the tables of docs/reproducing.md from the records
 
 A record is a run folder without weights and images' places: results/paper/SCALE/RUN. So `fedssl paper show EXPERIMENT

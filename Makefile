@@ -92,6 +92,7 @@ results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
 	$(BIN)/python -m scripts.methods
+	$(BIN)/python -m scripts.reference
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -95,7 +95,7 @@ results: $(STAMP)
 	$(BIN)/python -m scripts.reference
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 soak: $(STAMP)

@@ -93,9 +93,10 @@ results: $(STAMP)
 	$(BIN)/python -m scripts.frontier
 	$(BIN)/python -m scripts.methods
 	$(BIN)/python -m scripts.paper_records tables
+	$(BIN)/python -m scripts.reference
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 soak: $(STAMP)

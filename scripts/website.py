@@ -20,12 +20,11 @@ import fedssl
 from fedssl.cli.main import app
 from fedssl.core.registry import Registry
 from fedssl.core.settings import summary_of
-from fedssl.experiment.config.messages import describe_settings
 from fedssl.experiment.config.preset_files import preset_description, preset_names
 from fedssl.experiment.config.schema import CHOICES, COMMON, MODELS, LocalTraining, Run
 from fedssl.networks.backbones import BACKBONES
+from scripts.reference import settings_table, table
 
-REMARK = re.compile(r"^\s+(\w+): .*?  # (?!noqa|type:)(.+)$", re.MULTILINE)  # `key: int = 1,  # what it is`
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -83,7 +82,7 @@ def _commands(group: Any, path: str) -> Iterator[str]:
         yield f"```text\n{whole} {' '.join(command.collect_usage_pieces(with_context))}\n```\n"
         yield f"{_help_text(command.help or '')}\n"
         rows = [row for one in command.params if not one.hidden and (row := _parameter(one, with_context))]
-        yield from _table(("option", "meaning"), rows) if rows else ()
+        yield from table(("option", "meaning"), rows) if rows else ()
 
 
 def _parameter(parameter: Any, context: Any) -> tuple[str, str]:
@@ -104,55 +103,33 @@ def settings_page() -> str:
     lines = ["# Settings", ""]
     lines += ["Give one with `--set TABLE.KEY=VALUE`, or in a TOML file that `extends` a preset.", ""]
     lines += [*_section("run, without a table name", Run, "")]
-    for table, registry in {**CHOICES, "network": BACKBONES}.items():
-        lines += _registry(table, registry)
-    for table, model in MODELS.items():
-        lines += _section(table, model, f"{table}.") if table != "network" else []
+    for name, registry in {**CHOICES, "network": BACKBONES}.items():
+        lines += _registry(name, registry)
+    for name, model in MODELS.items():
+        lines += _section(name, model, f"{name}.") if name != "network" else []
     return "\n".join([*lines, *_section("local_training", LocalTraining, "local_training.")])
 
 
 def _section(title: str, factory: Any, prefix: str) -> Iterator[str]:
     yield from (f"## {title}", "", inspect.cleandoc(factory.__doc__ or ""), "")  # not that of a base class
-    yield from _settings(factory, prefix)
+    yield from settings_table(factory, prefix)
 
 
-def _registry(table: str, registry: Registry[Any]) -> Iterator[str]:
-    yield f"## {table}\n"
-    yield f"`{table}.name` is one of these, or an import path `package.module:Name`.\n"
+def _registry(key: str, registry: Registry[Any]) -> Iterator[str]:
+    yield f"## {key}\n"
+    yield f"`{key}.name` is one of these, or an import path `package.module:Name`.\n"
     families = {name: registry[name] for name in (f"{family}:NAME" for family in registry.families)}
     for name, factory in {**registry, **families}.items():
-        yield f"### {name} {{ #{table}-{re.sub('[^a-z0-9-]', '-', name.lower())} }}\n"
+        yield f"### {name} {{ #{key}-{re.sub('[^a-z0-9-]', '-', name.lower())} }}\n"
         yield f"{summary_of(factory)}\n"
         if leaves := getattr(factory, "leaves", ""):
             yield f"**Features leave the client:** {leaves}\n"
-        yield from _settings(factory, f"{table}.")
-    if table in COMMON:
-        yield f"### with any of them {{ #{table}-any }}\n"
-        yield from _settings(COMMON[table], f"{table}.")
-
-
-def _settings(factory: Any, prefix: str) -> Iterator[str]:
-    remarks = _remarks(factory)
-    rows: list[tuple[str, ...]] = [
-        (f"`{prefix}{name}`", f"`{default}`", accepts, remarks.get(name, ""))
-        for name, (accepts, default) in describe_settings(factory).items()
-    ]
-    titles: tuple[str, ...] = ("setting", "default", "accepts", "meaning")
-    if not any(row[-1] for row in rows):
-        titles, rows = titles[:-1], [row[:-1] for row in rows]
-    yield from _table(titles, rows) if rows else ()
-
-
-def _remarks(factory: Any) -> dict[str, str]:
-    """What stands beside a setting in the code: its description, or the comment at the end of its line."""
-    if fields := getattr(factory, "model_fields", None):
-        return {name: field.description or "" for name, field in fields.items()}
-    factory = getattr(factory, "func", factory)
-    bases = inspect.getmro(factory)[::-1] if inspect.isclass(factory) else [factory]
-    found: dict[str, str] = {}
-    for source in (one for one in bases if one.__module__.startswith("fedssl")):
-        found |= dict(REMARK.findall(inspect.getsource(source)))
-    return found
+        if departs := getattr(factory, "departs", ""):
+            yield f"Departs from its paper: {departs}.\n"
+        yield from settings_table(factory, f"{key}.")
+    if key in COMMON:
+        yield f"### with any of them {{ #{key}-any }}\n"
+        yield from settings_table(COMMON[key], f"{key}.")
 
 
 def presets_page() -> str:
@@ -160,7 +137,7 @@ def presets_page() -> str:
     lines = ["# Presets and algorithms", "", "`fedssl run PRESET` or `fedssl run PRESET+ALGORITHM`.", ""]
     for title, folder in {"Presets": "", "Algorithms": "algorithms"}.items():
         rows = [(f"`{name}`", preset_description(name, folder)) for name in preset_names(folder)]
-        lines += [f"## {title}", "", *_table(("name", "what"), rows)]
+        lines += [f"## {title}", "", *table(("name", "what"), rows)]
     return "\n".join(lines)
 
 
@@ -176,14 +153,6 @@ def python_page() -> str:
     for title, paths in {"To use": to_use, "To extend": to_extend}.items():
         lines += [f"## {title}", "", *(f"::: {path}\n" for path in paths)]
     return "\n".join(lines)
-
-
-def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(titles)} |"
-    yield f"|{'---|' * len(titles)}"
-    for row in rows:
-        yield f"| {' | '.join(' '.join(cell.replace('|', '&#124;').split()) for cell in row)} |"
-    yield ""
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {

@@ -1,5 +1,6 @@
 """The house: twelve packages at the top, eight layers between them, and tests that mirror both."""
 
+import ast
 import inspect
 import tomllib
 from pathlib import Path
@@ -45,8 +46,19 @@ def test_folders_of_tests_mirror_packages():
         assert inner <= folders(PACKAGE / room), f"tests/{room} has a folder that src/fedssl/{room} has not"
 
 
-def test_a_method_is_one_file_of_at_most_80_lines_and_fedema_of_at_most_40():
+def code_lines(source):
+    """Lines that do something: not blank, no comment, no docstring, no text for the documentation."""
+    prose = set()
+    for node in ast.walk(ast.parse(source)):
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        departs = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "departs"
+        if text or departs:
+            prose |= {*range(node.lineno, node.end_lineno + 1)}
+    lines = enumerate(source.splitlines(), start=1)
+    return sum(1 for number, line in lines if line.strip() and line.strip()[0] != "#" and number not in prose)
+
+
+def test_a_method_is_one_short_file_and_fedema_a_shorter_class():
     for name in METHODS:
-        lines = inspect.getsource(inspect.getmodule(METHODS[name])).splitlines()
-        assert len(lines) <= 80, f"method {name} has {len(lines)} lines"
-    assert len(inspect.getsource(UPDATE_RULES["fedema"]).splitlines()) <= 40
+        assert code_lines(inspect.getsource(inspect.getmodule(METHODS[name]))) <= 80, name
+    assert code_lines(inspect.getsource(UPDATE_RULES["fedema"])) <= 40

@@ -1,6 +1,7 @@
 """The README in a fresh environment: what it says to install, then every command that stands below it."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from tests.helpers.pictures import write_folder
 from tests.helpers.readme import OF_A_DEPLOYMENT, ROOT, commands, shortened
 
 pytestmark = pytest.mark.install
-WHAT = os.environ.get("WHEEL") or str(ROOT)  # `make release-check` names the wheel that it has built
+WHAT = Path(os.environ.get("WHEEL") or ROOT).resolve()  # `make release-check` names the wheel that it has built
 OUTSIDE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -42,7 +43,7 @@ def test_every_command_of_the_readme(place):
     fedssl = place / "env/bin/fedssl"
     for command in commands():
         if command[0] == "certificates":
-            install(place, f"{Path(WHAT).resolve()}[flower]")
+            install(place, f"{WHAT}[flower]")
         if command[0] not in OF_A_DEPLOYMENT:
             call(fedssl, *shortened(command), where=place)
     assert (place / "runs/photos/report.html").exists()
@@ -53,6 +54,13 @@ def test_the_package_is_the_installed_one_and_whole(place):
     probe = "import fedssl; print(fedssl.__file__); [fedssl.load_encoder(name) for name in fedssl.models()]"
     where = call(place / "env/bin/python", "-c", probe, where=place)
     assert str(place / "env") in where
+
+
+def test_the_readme_that_it_came_with_has_no_dead_link(place):
+    probe = "from importlib.metadata import metadata; print(metadata('fedssl').get_payload())"
+    shown = call(place / "env/bin/python", "-c", probe, where=place)
+    assert "## Install" in shown
+    assert re.findall(r"\]\((?!https?:|#)", shown) == []
 
 
 def test_a_deployment_on_one_machine(place):

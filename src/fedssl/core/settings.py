@@ -7,6 +7,7 @@ that a config may give. `config.py` turns the same annotations into checks and e
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Interval
@@ -47,8 +48,9 @@ def settings_of(factory: Callable[..., Any]) -> dict[str, Setting]:
 
 
 def summary_of(factory: Callable[..., Any]) -> str:
-    """The first line of a factory's docstring."""
-    return (inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
+    """The first line of a factory's docstring; of a functools.partial its own, if it was given one."""
+    own = vars(factory).get("__doc__") if isinstance(factory, partial) else None
+    return (own or inspect.getdoc(getattr(factory, "func", factory)) or "").split("\n")[0]
 
 
 def needs_of(factory: Callable[..., Any]) -> str:

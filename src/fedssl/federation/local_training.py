@@ -54,30 +54,30 @@ class LocalTraining:
     Steps are batches. The rate of a step is lr · schedule · warm-up · layer_decay ** (blocks above its tensor).
     """
 
-    epochs: Count = 5
-    batch_size: Count = 128
-    lr: NonNegative = 0.032
+    epochs: Count = 5  # of a round
+    batch_size: Count = 128  # a short last batch is dropped
+    lr: NonNegative = 0.032  # the rate of the first round, after any warm-up
     sgd_momentum: Fraction = 0.9  # of sgd and lars
-    weight_decay: NonNegative = 5e-4
-    schedule: Literal["cosine", "constant"] = "cosine"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # the last two: mixed, by autocast; for GPUs
+    weight_decay: NonNegative = 5e-4  # adamw decays apart from the gradient; try 0.05 there
+    schedule: Literal["cosine", "constant"] = "cosine"  # over the rounds of the run
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # bf16, fp16: mixed, by autocast; for GPUs
     compile: bool = False  # torch.compile; for GPUs and long runs: the first steps take a minute, the bits are others
-    optimizer: OptimizerName = "sgd"
-    beta1: Fraction = 0.9  # of adamw, and the next
-    beta2: Fraction = 0.999
+    optimizer: OptimizerName = "sgd"  # or adamw, lars; new in every round
+    beta1: Fraction = 0.9  # of adamw
+    beta2: Fraction = 0.999  # of adamw
     trust: Positive = 0.001  # of lars: the length of a step as a share of the tensor's own
     weight_decay_on: Literal["all", "weights"] = "all"  # weights: neither norms nor biases; the paper decays all
     schedule_per: Literal["round", "step"] = "round"  # step: the rate also falls inside a round
     warmup_rounds: Whole = 0  # the n-th of w has n / (w + 1) of its rate
     warmup_steps: Whole = 0  # likewise, at the beginning of every round, where the optimizer is new
     clip_gradient: Positive | None = None  # the largest norm of all gradients together
-    accumulate: Count = 1  # batches whose mean gradient makes one step of the optimizer
-    freeze: Whole = 0  # first blocks of the backbone that are not trained; their BatchNorm statistics stay too
-    layer_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0  # the rate of a block as a share of the next one's
+    accumulate: Count = 1  # batches whose mean gradient makes one step; a loss still sees one batch
+    freeze: Whole = 0  # first blocks of the backbone that are not trained; their BatchNorm statistics stay
+    layer_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0  # a block's rate as a share of the next one's
     decorrelation: NonNegative = 0.0  # weight of FedDecorr's term on backbone features; its paper: 0.1
     uniformity: NonNegative = 0.0  # weight of FedU²'s term on projections; its paper: 0.01
     proximal: NonNegative = 0.0  # FedProx's mu: weight of ½ ‖W − W_g‖²
-    devices: Count = 1  # GPUs that share every batch of a client (federation/distributed.py)
+    devices: Count = 1  # GPUs that share every batch of a client
 
     def __post_init__(self) -> None:
         check_settings(self, ((one.name, one.default) for one in fields(self)))

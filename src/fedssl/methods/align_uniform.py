@@ -16,6 +16,8 @@ class AlignUniform(SiameseMethod):
     Needs: batches of different images, as all contrastive methods. Leaves the client: the encoder.
     """
 
+    departs = "uniformity of each view by itself, averaged, as in the code of its paper"
+
     def __init__(
         self,
         backbone: nn.Module,

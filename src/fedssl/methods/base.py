@@ -55,6 +55,7 @@ class SiameseMethod(nn.Module, ABC):
     recipe: ClassVar[str] = "simclr"  # the augmentation and the learning-rate schedule that its paper trains it with
     schedule: ClassVar[str] = "cosine"
     leaves: ClassVar[str] = ""  # what leaves a client beside weights and counts, in words
+    departs: ClassVar[str] = ""  # where it is not as its own paper has it; the documentation lists it
     whole_images: ClassVar[bool] = True  # False: its loss never makes one vector of a whole image
 
     public: Tensor | None = None  # the images of `public_images`, uint8, once they are chosen

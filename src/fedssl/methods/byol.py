@@ -21,6 +21,13 @@ class BYOL(SiameseMethod):
     Needs: heads with BatchNorm; small batches do. Leaves the client: online encoder and predictor.
     """
 
+    departs = (
+        "the two directions of the loss are summed; in a client's first round the target is a copy of the online "
+        "encoder (authors: one object); without stop-gradient the target is trained by backpropagation too, as "
+        'printed; `method.without_stop_gradient = "authors"` leaves it out of the optimizer, which equals '
+        "stop-gradient on, bit for bit"
+    )
+
     def __init__(
         self,
         backbone: nn.Module,

@@ -23,6 +23,16 @@ class FedCA(PublicBase):
     Needs: two encoders in memory, public images. Leaves the client: the encoder, and projections of some images.
     """
 
+    departs = (
+        "published without code, read as: SimCLR's loss over the batch with the dictionary's projections as "
+        "further negatives, temperature 0.1; a client sends the last `method.shared_projections` normalised "
+        "projections of its momentum copy (0.99); the dictionary is the last round's clients, equal parts, at most "
+        "`method.dictionary_size`, own ones among them; public images are `method.public_images` of the training "
+        "set, then no client's, or `method.public_data`; the server trains the base encoder on these with SimCLR "
+        "for `method.align_epochs` before round 1; alignment is 0.01 · mean ‖norm f(x) − norm f_base(x)‖² over a "
+        "batch of them, not augmented, in a forward of its own that enters the BatchNorm statistics"
+    )
+
     leaves = "normalised projections of some of its images (features)"
 
     def __init__(

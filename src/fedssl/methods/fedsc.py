@@ -20,6 +20,11 @@ class FedSC(SiameseMethod):
     Needs: memory for d x d values. Leaves the client: the encoder, and the mean R of its round.
     """
 
+    departs = (
+        "a client's matrix is the mean over the batches of its round and travels with the next task; theirs is "
+        "measured in five further passes; its noise (0.001) follows from the seed and is no differential privacy"
+    )
+
     leaves = "the correlation matrix of its projections (features; the noise on it follows from the run's seed)"
     own: Tensor
     own_round: Tensor

@@ -20,6 +20,11 @@ class FedX(SiameseMethod):
     for one more encoder. Leaves the client: encoder and predictor.
     """
 
+    departs = (
+        "relations are to the other images of the batch, theirs to a second batch; each view in its own forward; "
+        "Jensen-Shannon as printed, their code has its arguments the other way round"
+    )
+
     def __init__(
         self,
         backbone: nn.Module,

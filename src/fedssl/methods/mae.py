@@ -37,6 +37,11 @@ class MAE(SiameseMethod):
     Leaves the client: the encoder, and the decoder (as predictor) unless it stays.
     """
 
+    departs = (
+        "no class token; a decoder of half the width and a third of the depth of `vit-tiny`; evaluation on the "
+        "mean of all tokens; the run's SGD instead of AdamW"
+    )
+
     recipe, whole_images = "crop-flip", False
     view_groups = (ViewGroup(1),)
 

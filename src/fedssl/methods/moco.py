@@ -20,6 +20,13 @@ class MoCo(SiameseMethod):
     Needs: two encoders and the queue in memory; small batches do. Leaves the client: the online encoder.
     """
 
+    departs = (
+        'heads v1 linear, v2 MLP, 128 outputs (authors), `method.head = "paper"` gives the 4096/2048 MLP; between '
+        "rounds the key encoder is reset and the queue kept (authors reset both; `method.queue_between_rounds`); "
+        "no shuffled BatchNorm, which needs several devices; v1's augmentation is SimCLR's with jitter (0.4, 0.4, "
+        "0.4, 0.1), its rate constant"
+    )
+
     queue: Tensor
     queue_end: Tensor
 

@@ -17,6 +17,11 @@ class SimCLR(SiameseMethod):
     Needs: batches of different images, 64 or more. Leaves the client: the encoder.
     """
 
+    departs = (
+        "`+fedsimclr` passes one batch of 2B, so that BatchNorm sees both views (`method.joint_batch`, authors), "
+        "otherwise, and at the scale `cpu`, one view at a time; temperature 0.07 (authors)"
+    )
+
     def __init__(
         self,
         backbone: nn.Module,

@@ -17,6 +17,8 @@ class SimSiam(SiameseMethod):
     Needs: heads with BatchNorm; small batches do. Leaves the client: encoder and predictor.
     """
 
+    departs = "heads are the two-layer MLP of the paper's appendix, not SimSiam's own"
+
     def __init__(
         self,
         backbone: nn.Module,

@@ -21,6 +21,11 @@ class SSD(SiameseMethod):
     encoder.
     """
 
+    departs = (
+        'as printed, or `method.formulas = "authors"`; dimensions are dealt out in the order of clients, theirs '
+        "are directions of a random basis; the projector is as wide as the features"
+    )
+
     def __init__(
         self,
         backbone: nn.Module,

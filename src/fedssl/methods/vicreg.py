@@ -17,6 +17,11 @@ class VICReg(SiameseMethod):
     Leaves the client: the encoder.
     """
 
+    departs = (
+        "three layers of `network.head_hidden` and `head_out` instead of 8192, with biases; the run's SGD instead "
+        "of LARS"
+    )
+
     def __init__(
         self,
         backbone: nn.Module,

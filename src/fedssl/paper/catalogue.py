@@ -101,6 +101,7 @@ class Study(BaseModel):
     measures: list[str] = ["knn"]  # what curves show
     order: list[Direction] = ["rows"]  # which neighbours' order means something
     not_printed: str = ""
+    read_as: str = ""  # where the paper leaves a choice, or says two things
     settings: Raw = Field(default_factory=dict)
     columns: list[Column] = Field(default_factory=list)
     rows: list[Row]

@@ -91,6 +91,8 @@ class Comparison:
                 f"Scale {self.scale.name} is not the paper's ({self.scale.title}): compare the order of the "
                 "methods, not the numbers."
             )
+        if study.read_as:
+            lines.append(f"Read as: {study.read_as}.")
         if study.not_printed:
             lines.append(f"Not printed: {study.not_printed}.")
         if any(result.printed for result in self.results):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
 
@@ -15,7 +15,10 @@ from fedssl.core.view_groups import ViewGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """SimCLR's: crop, flip, colour jitter, grey; blur is off, as in the paper at 32 x 32. Rates are probabilities."""
+    """For photographs: crop, flip, strong colour jitter, grey (Chen et al., 2020); no blur, as in the paper at 32 x 32.
+
+    Rates are probabilities.
+    """
 
     crop_scale_min: Fraction = 0.08  # area of the crop, as a part of the image
     crop_scale_max: Fraction = 1.0
@@ -66,16 +69,28 @@ class Recipe:
         return max(1, round(part * height)), max(1, round(part * width))
 
 
+def _changed(summary: str, **changes: Any) -> Callable[..., Recipe]:
+    """SimCLR's recipe with other defaults, and what lists say of it."""
+    recipe = partial(Recipe, **changes)
+    recipe.__doc__ = summary
+    return recipe
+
+
 RECIPES: Registry[Callable[..., Recipe]] = Registry(
     "recipes",
     "augmentation.name",
     {
         "simclr": Recipe,
-        # Half the jitter: the paper's recipe for MoCo v1; also what small encoders learn most from in minutes.
-        "weak-jitter": partial(Recipe, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-        # DINO (Caron et al., 2021), as its code: rates by view; the size and area of local crops are the method's.
-        "dino": partial(
-            Recipe,
+        "weak-jitter": _changed(
+            "For photographs and short runs: SimCLR's with half the jitter (MoCo v1 in the FedEMA paper).",
+            brightness=0.4,
+            contrast=0.4,
+            saturation=0.4,
+            hue=0.1,
+        ),
+        # As its code: rates by view; the size and area of local crops are the method's.
+        "dino": _changed(
+            "For photographs with the method dino: large crops, blur and solarisation by view (Caron et al., 2021).",
             crop_scale_min=0.4,
             brightness=0.4,
             contrast=0.4,
@@ -86,16 +101,27 @@ RECIPES: Registry[Callable[..., Recipe]] = Registry(
             blur_second=0.1,
             solarise_second=0.2,
         ),
-        # Masked autoencoders (He et al., 2022): a crop and a flip, no colour.
-        "crop-flip": partial(Recipe, crop_scale_min=0.2, jitter=0.0, grey=0.0),
-        # X-rays: no colour and no blur, and crops that keep most of the image, for a finding may be a few pixels. After
-        # MoCo-CXR (Sowrirajan et al., 2021), whose small rotations are here crops of at least half of the image and a
-        # light change of brightness and contrast.
-        "grey": partial(Recipe, crop_scale_min=0.5, brightness=0.4, contrast=0.4, saturation=0.0, hue=0.0, grey=0.0),
-        # Microscopy: no way is up (Veeling et al., 2018), so all eight flips and quarter turns are equally likely; as
-        # stains carry meaning, colours change little and never to grey (Kang et al., 2023, also weaken the jitter).
-        "gentle": partial(
-            Recipe,
+        "crop-flip": _changed(
+            "For any images with the method mae: a crop and a flip, no colour (He et al., 2022).",
+            crop_scale_min=0.2,
+            jitter=0.0,
+            grey=0.0,
+        ),
+        # Crops keep most of the image, for a finding may be a few pixels. The small rotations of MoCo-CXR are here
+        # crops of at least half of the image and a light change of brightness and contrast.
+        "grey": _changed(
+            "For X-rays: no colour, no blur, at least half of the image (after Sowrirajan et al., 2021).",
+            crop_scale_min=0.5,
+            brightness=0.4,
+            contrast=0.4,
+            saturation=0.0,
+            hue=0.0,
+            grey=0.0,
+        ),
+        # No way is up, so all eight flips and quarter turns are equally likely; as stains carry meaning, colours change
+        # little and never to grey (Kang et al. also weaken the jitter).
+        "gentle": _changed(
+            "For microscopy: all flips, quarter turns (Veeling et al., 2018), little colour (after Kang et al., 2023).",
             crop_scale_min=0.2,
             brightness=0.4,
             contrast=0.4,

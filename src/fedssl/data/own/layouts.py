@@ -90,21 +90,21 @@ Place = Annotated[str, AfterValidator(absolute)]
 def folder(
     progress: Progress = silent,
     *,
-    path: Place = "",
-    layout: Annotated[str, LAYOUTS] = "auto",
-    image_size: Count = 64,
-    channels: Count = 3,
-    fit: Literal["crop", "stretch"] = "crop",
-    white: Grey = LARGEST_GREY,
-    labels: bool = True,
-    image_column: str = "",
-    label_column: str = "",
-    client_column: str = "",
-    eval_train: Place = "",
-    eval_test: Place = "",
-    test_fraction: HeldOut = 0.0,
-    strict: bool = False,
-    validation_images: ZeroIsNone = 0,
+    path: Place = "",  # a folder or file of any layout
+    layout: Annotated[str, LAYOUTS] = "auto",  # detected; silos must be said
+    image_size: Count = 64,  # the middle square, resized (bilinear, antialiased); the right size keeps its bits
+    channels: Count = 3,  # grey becomes three equal channels; 1: colour becomes grey; others: arrays, no jitter
+    fit: Literal["crop", "stretch"] = "crop",  # stretch: the whole image, out of proportion
+    white: Grey = LARGEST_GREY,  # this value of 16-bit grey becomes 255; 12-bit sensors: 4095
+    labels: bool = True,  # false: all labels are passed over
+    image_column: str = "",  # the array or column, where it is called otherwise
+    label_column: str = "",  # likewise
+    client_column: str = "",  # likewise
+    eval_train: Place = "",  # to learn from, of any layout; default: the training images, if they have labels
+    eval_test: Place = "",  # to test with, of any layout
+    test_fraction: HeldOut = 0.0,  # instead: a share of every class is held out, the same whatever the seed
+    strict: bool = False,  # true: fails at the first file that cannot be used
+    validation_images: ZeroIsNone = 0,  # labelled training images that take the place of test images
 ) -> Dataset:
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
     _need_readers(eval_train, eval_test)

@@ -23,6 +23,7 @@ class Aggregator(ABC):
     `result.weights` may be read from disk each time it is asked for: an aggregator asks as seldom as it can.
     """
 
+    departs: ClassVar[str] = ""  # where it is not as its own paper has it; the documentation lists it
     needs_single_uploads: ClassVar[bool] = True  # False: the sum of n_k · W_k is enough, as secure aggregation gives it
     bounded: ClassVar[bool] = False  # True: a mean, in which privacy can bound what one client does to the result
 

@@ -32,6 +32,11 @@ class ClippedAverage(Aggregator):
     holds while most clients are sound. Reads every upload twice and holds one at a time.
     """
 
+    departs = (
+        "BatchNorm statistics are clipped apart from parameters, at the median of their own lengths; variances "
+        "stay at 0 or above; counters take the median"
+    )
+
     max_norm: Positive | None = None
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:

@@ -26,6 +26,12 @@ class FedU2(Aggregator):
     at the same time (K models, little memory where tensors are mapped from files); time grows with K².
     """
 
+    departs = (
+        "the step is as long as the clients' updates on average (`aggregation.length`), theirs is 2 whatever the "
+        "network; its uniformity term is the sliced Wasserstein distance of projections to samples of the sphere, "
+        "50 directions, the mean over views, theirs works in tangent spaces"
+    )
+
     length: Positive | None = None
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:

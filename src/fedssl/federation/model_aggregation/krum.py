@@ -24,6 +24,12 @@ class Krum(Aggregator):
     time grows with K².
     """
 
+    departs = (
+        "on weights; distances over parameters; buffers are the median over all clients, for the distance does not "
+        "see them; at most n − f `selected`, averaged by n_k; with `selected = 1` the chosen client's divergence "
+        "is 0, so its lambda_k is set later"
+    )
+
     byzantine: Count = 1
     selected: Count = 1
 

@@ -19,6 +19,8 @@ class LDAWA(Aggregator):
     A tensor that is all zeros has no direction and counts in full. Reads every upload once and holds one at a time.
     """
 
+    departs = "BatchNorm statistics and counters are averaged, every client the same"
+
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
         mean = Average(len(results))
         for result in results:

@@ -17,5 +17,7 @@ class Median(Aggregator):
     same time: K models, which cost little memory where tensors are mapped from files.
     """
 
+    departs = "on weights, not gradients; n_k, which a client states itself, is ignored"
+
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:  # noqa: ARG002
         return by_coordinate([joined(result.weights) for result in results], middle)

@@ -56,6 +56,8 @@ class ServerOptimizer(Aggregator):
 class FedAvgM(ServerOptimizer):
     """Server momentum: v ← momentum · v + delta, W_g ← W_g + lr · v (Hsu et al., 2019); momentum 0 is the average."""
 
+    departs = "on parameters; BatchNorm statistics are the average itself"
+
     lr: Positive = 1.0
     momentum: Fraction = 0.9
 
@@ -67,6 +69,8 @@ class FedAvgM(ServerOptimizer):
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(ServerOptimizer):
     """m ← b1 m + (1 − b1) delta, v ← b2 v + (1 − b2) delta², W_g ← W_g + lr · m / (√v + tau) (Reddi et al., 2021)."""
+
+    departs = "on parameters; BatchNorm statistics are the average itself; lr is 0.01, v starts at tau²"
 
     lr: Positive = 0.01
     beta1: Fraction = 0.9

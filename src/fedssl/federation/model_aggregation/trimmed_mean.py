@@ -19,6 +19,8 @@ class TrimmedMean(Aggregator):
     which cost little memory where tensors are mapped from files.
     """
 
+    departs = "on weights, not gradients; n_k, which a client states itself, is ignored"
+
     trim: Count = 1
 
     def check(self, num_clients: int) -> None:

@@ -1,9 +1,10 @@
 """A classifier made from an encoder: backbone and head in one safetensors file that names its classes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
@@ -11,11 +12,19 @@ from fedssl.core.registry import AllowCode
 from fedssl.core.weights import Weights
 from fedssl.data.own.decoding import Decoding
 from fedssl.evaluation.fine_tune import new_head
+from fedssl.experiment.records.encoder_facts import DecodingFacts, EncoderFacts
 from fedssl.experiment.records.encoder_file import as_pixels
-from fedssl.networks.backbones import find_backbone
 from fedssl.networks.weight_files import read_weight_file, weight_file
 
 FILE = "classifier.safetensors"
+
+
+class ClassifierFacts(EncoderFacts):
+    """What the file of a classifier must say beside what that of its encoder does."""
+
+    classes: Annotated[list[str], Field(max_length=2**16)]
+    hidden: Annotated[int, Field(ge=1, le=2**16)]
+    decoding: DecodingFacts
 
 
 class Classifier(nn.Module):
@@ -61,10 +70,9 @@ def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier
     about = file.about
     if "classes" not in about:
         raise FedsslError(f"{path}: not a classifier written by `fedssl finetune`: it names no classes")
-    network = dict(about["network"])
-    make = find_backbone(network.pop("name"), allow_code, str(path), tuple(about["image_size"]))
-    backbone = make(about["channels"], **network)
-    head = new_head(about["feature_size"], about["hidden"], len(about["classes"]), 0)
+    facts = ClassifierFacts.of(file)
+    backbone = facts.build(file, allow_code)
+    head = new_head(facts.feature_size, facts.hidden, len(facts.classes), 0)
     classifier = Classifier(backbone, head, about)
     try:
         classifier.load_state_dict(file.tensors)

@@ -64,7 +64,7 @@ def open_encoder(
         raise FedsslError(f"{path}: not a run folder: only a run has encoders of clients to choose from")
     model, about = load_encoder_file(path, allow_code)
     plain = {"image_size": about["image_size"][0], "channels": about["channels"]}
-    return TrainedEncoder(model, {"encoder": "exported", **about}, Decoding(**about.get("decoding", plain)))
+    return TrainedEncoder(model, {"encoder": "exported", **about}, Decoding(**(about.get("decoding") or plain)))
 
 
 def trained_encoder(run: FinishedRun, client: Client = None, network: Network | None = None) -> TrainedEncoder:

@@ -178,8 +178,12 @@ def _complete(network: BaseModel) -> Network:
     assert isinstance(network, Network)
     if BACKBONES.path(network.name):  # somebody else's: its settings are its own business
         return network
-    settings = _settings("network", settings_of(BACKBONES[network.name]), network.model_extra or {})
-    return network.model_copy(update=settings)
+    return network.model_copy(update=network_settings(network.name, network.model_extra or {}))
+
+
+def network_settings(name: str, given: Raw) -> Raw:
+    """Every setting of a backbone of ours, checked."""
+    return _settings("network", settings_of(BACKBONES[name]), given)
 
 
 def _check_together(config: Config) -> None:

@@ -11,8 +11,8 @@ from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import replacing
 from fedssl.core.registry import AllowCode
 from fedssl.core.weights import Weights
+from fedssl.experiment.records.encoder_facts import EncoderFacts
 from fedssl.experiment.records.run_record import ENCODER, MENDED, SUMMARY, read_summary
-from fedssl.networks.backbones import find_backbone
 from fedssl.networks.inputs import as_floats
 from fedssl.networks.weight_files import WeightFile, load_backbone, read_weight_file, weight_file
 
@@ -81,14 +81,7 @@ def read_encoder(place: str | Path) -> WeightFile:
 def load_encoder_file(place: str | Path, allow_code: AllowCode = ()) -> tuple[FeatureExtractor, dict[str, Any]]:
     """The encoder that fedssl wrote to a file (or into a folder), in evaluation mode, and what it says about it."""
     file = read_encoder(place)
-    try:
-        network, channels, size = dict(file.about["network"]), file.about["channels"], file.about["feature_size"]
-        image_size = file.about["image_size"]
-    except (KeyError, TypeError):
-        raise FedsslError(
-            f"{file.path}: not an encoder written by fedssl: it does not say to which network it belongs"
-        ) from None
-    make = find_backbone(network.pop("name"), allow_code, str(file.path), tuple(image_size))
-    backbone = make(channels, **network)
+    facts = EncoderFacts.of(file)
+    backbone = facts.build(file, allow_code)
     load_backbone(backbone, file)
-    return FeatureExtractor(backbone, size, (channels, *image_size)).eval(), file.about
+    return FeatureExtractor(backbone, facts.feature_size, (facts.channels, *facts.image_size)).eval(), file.about

@@ -344,7 +344,7 @@ def test_run_with_a_logger_that_is_not_installed_says_so_before_training(tmp_pat
     command = [sys.executable, "-m", "fedssl", "run", "smoke", "--wandb", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
-    assert done.stderr == 'error: --wandb: wandb is not installed: pip install "fedssl[wandb]"\n'
+    assert done.stderr == 'error: logger wandb: wandb is not installed: pip install "fedssl[wandb]"\n'
     assert not (tmp_path / "run").exists()
 
 

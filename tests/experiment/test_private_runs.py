@@ -104,6 +104,15 @@ def test_a_key_that_is_damaged_another_or_lost_is_named_and_none_is_made(secret,
         assert (folder / "noise.key").exists() == bool(key)
 
 
+def test_a_run_that_cannot_be_resumed_keeps_its_settings(secret, tmp_path):
+    run = shutil.copytree(secret[0], tmp_path / "run")
+    (run / "noise.key").unlink()
+    settings = (run / "config.toml").read_bytes()
+    with pytest.raises(DamagedError, match=r"noise\.key"):
+        experiment(NAME, engine="in-process", **PRIVATE | {"rounds": 50}).run(run, force=True)
+    assert (run / "config.toml").read_bytes() == settings
+
+
 def test_a_client_that_adds_noise_of_its_own_cannot_start_over():
     settings = PRIVATE | {"failures.damaged_state": "start-over"}
     load_config("smoke", settings)

@@ -32,6 +32,7 @@ from fedssl.experiment.resume import (
 )
 from fedssl.experiment.summary import steps_after
 from fedssl.federation.checkpoint import Checkpoint
+from fedssl.federation.privacy.budget import with_noise_key
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _start_or_resume(loop: Loop, begun: bool, changed: list[Change]) -> Checkpoi
         write_data()
         folder.write_config(config.as_toml())  # last: it makes the folder one of a run
         return None
+    with_noise_key(loop.parts.server, folder.noise_key, checkpoint)  # what cannot be resumed is not written to
     for text in mend(folder, write_data):
         say(f"warning: {text}")
     for text in note_resumption(folder, config, environment, changed, checkpoint.state.round_number):

@@ -307,6 +307,7 @@ def test_the_first_frame_of_a_gif():
     picture = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]), Decoding(SIZE, channels=1))
     assert np.array_equal(picture.pixels[0], np.asarray(frames[0]))
     assert picture.kind.startswith("GIF")
+    assert picture.kind.endswith(", first of several frames")
 
 
 @pytest.mark.skipif(not features.check("jpg_2000"), reason="this Pillow has no JPEG 2000")

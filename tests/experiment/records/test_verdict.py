@@ -142,6 +142,9 @@ def test_advice_follows_from_what_the_run_did(tmp_path):
     assert steps.startswith("more rounds (rounds, now 2), or smaller batches (local_training.batch_size, now 32): ")
     collapsed = [*ROUNDS[:2], ROUNDS[2] | {"clients": [client(0, feature_std=0.01), client(1)]}]
     assert "features collapsed" in advice(record(tmp_path / "collapsed", rounds=collapsed, summary=same))[0]
+    own = changed(CONFIG, method__name="simclr")
+    [text, *_] = advice(record(tmp_path / "own", config=own, rounds=collapsed, summary=same))
+    assert "method.name=byol" in text, "never the method that collapsed"
     enough = changed(CONFIG, local_training__epochs=1000)
     (other,) = advice(record(tmp_path / "enough", summary=same, config=enough))
     assert other == "another method (method.name=simclr) or learning rate (local_training.lr)"

@@ -67,7 +67,8 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
         raise RefusedError(f"files have 1 or 3 channels: for {decoding.channels} (data.channels) give an array")
     try:
         image = Image.open(file, formats=FORMATS)
-        width, height, kind = image.width, image.height, f"{image.format} {image.mode}"
+        frames = ", first of several frames" if getattr(image, "is_animated", False) else ""
+        width, height, kind = image.width, image.height, f"{image.format} {image.mode}{frames}"
         check_size(width, height)
         # JPEG alone: a photo much larger than needed is decoded at a half, a quarter or an eighth, in less time.
         image.draft(None, (2 * decoding.image_size, 2 * decoding.image_size))

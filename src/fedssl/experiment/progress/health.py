@@ -33,8 +33,8 @@ class RunWarnings(Observer):
             number = client["client"]
             if client.get("started_over"):
                 texts.append(
-                    f"client {number}: its own state was damaged, in round {record['round']} it started over from the "
-                    "global model (failures.damaged_state)"
+                    f"{self._title(number)}: its own state was damaged, in round {record['round']} it started over "
+                    "from the global model (failures.damaged_state)"
                 )
             self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
             if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):

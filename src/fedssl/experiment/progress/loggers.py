@@ -139,7 +139,7 @@ class Guarded(Observer):
 
 
 def _package(extra: str) -> Any:
-    need(extra, f"--{extra}")
+    need(extra, f"logger {extra}")
     return importlib.import_module(EXTRAS[extra][0])
 
 

@@ -29,6 +29,7 @@ CONTINUED: dict[Word, str] = {
     "not known": "not known",
 }
 FEW_STEPS = 500  # of a client over the whole run
+WORTH_A_TRY = ("simclr", "byol")  # what learns most in little time, and what needs no large batches
 WIDE = 0.05  # half an interval: gains below it cannot be seen
 
 
@@ -127,8 +128,12 @@ def advice(record: RunRecord) -> list[str]:
     half = (gain.interval[1] - gain.interval[0]) / 2
     if _word(gain) == "same" and half > WIDE:
         texts.append(f"more labelled test images: with these, gains below {100 * half:.0f} points cannot be seen")
-    other = next(name for name in ("simclr", "byol") if name != record.config["method"].get("name"))
-    return texts or [f"another method (method.name={other}) or learning rate (local_training.lr)"]
+    return texts or [f"another method (method.name={_other(record)}) or learning rate (local_training.lr)"]
+
+
+def _other(record: RunRecord) -> str:
+    """A method that is worth a try, and not the run's own."""
+    return next(name for name in WORTH_A_TRY if name != record.config["method"].get("name"))
 
 
 def _collapse(record: RunRecord) -> list[str]:
@@ -136,7 +141,8 @@ def _collapse(record: RunRecord) -> list[str]:
     if not any(one.get("feature_std", 1.0) < COLLAPSED_BELOW for one in (*last, *record.trained[-1:])):
         return []
     return [
-        "a lower local_training.lr, or another method (method.name=simclr): features collapsed, all images look alike"
+        f"a lower local_training.lr, or another method (method.name={_other(record)}): features collapsed, all images "
+        "look alike"
     ]
 
 

@@ -137,6 +137,8 @@ class _Way:
             remedy = "is `fedssl server` running, and may this machine connect there? A proxy is named by HTTPS_PROXY"
             if self.proxy:
                 remedy = "many proxies let port 443 through only: ask the server's operator to listen there"
+                if " 407 " in str(error):
+                    remedy = "say who you are: HTTPS_PROXY=http://NAME:PASSWORD@…"
             raise FedsslError(f"{self.site.server}: {error.strerror or error}: {remedy}") from None
 
     def _verified(self) -> ssl.SSLSocket:

@@ -64,6 +64,7 @@ def test_a_task_for_another_client_is_refused(tmp_path):
 def test_swapped_state_folders_are_refused(tmp_path):
     claim_state(tmp_path / "state", "north")
     claim_state(tmp_path / "state", "north")
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0, "for its owner alone"
     with pytest.raises(FedsslError, match="holds the state of 'north', not of 'south'"):
         claim_state(tmp_path / "state", "south")
 

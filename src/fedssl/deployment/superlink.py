@@ -47,7 +47,7 @@ class NodesOnly:
             return is_forwarded(scope) or not self.behind_proxy
         return is_here(scope) and not is_forwarded(scope)
 
-    async def __call__(self, scope: dict[str, Any], receive: ASGI, send: ASGI) -> None:
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif not self.open_to(scope):

@@ -1,6 +1,7 @@
 """Whether a site takes part in a run: what it was asked, what a person there approved, and whether it has left.
 
-One small file per run, STATE/consent/RUN.json, written whole and with its own checksum.
+One small file per run, STATE/consent/RUN.json, written whole and with its own checksum. What lets something out is
+recorded before it counts, what keeps it in counts before it is recorded: a kill in between lets nothing out unrecorded.
 """
 
 import hashlib
@@ -89,8 +90,8 @@ def _check_approved(state: Path, run: str, known: Consent | None, settings: Raw,
         if known is None and len([*state.glob(f"{FOLDER}/*.json")]) >= policy.max_runs:
             raise FedsslError(f"max_runs: {policy.max_runs} runs were asked for here: delete {state / FOLDER}/RUN.json")
         known = replace(known, settings=settings) if known else Consent(run, settings)
-        _write(state, known)
         Audit(state).add("asked", run=run, settings=digest)
+        _write(state, known)
     if known.approved != digest:
         raise ClientError("approval", f"run {run}: waits until a person here says `fedssl client approve {run}`")
 
@@ -107,8 +108,8 @@ def approve(state: Path, consent: Consent) -> None:
     """What the person saw is what counts: other settings ask again. A run that was left meanwhile stays so."""
     with deciding(state):
         left = (read_consent(state, consent.run) or consent).left
-        _write(state, replace(consent, approved=consent.digest, left=left))
         Audit(state).add("approved", run=consent.run, settings=consent.digest)
+        _write(state, replace(consent, approved=consent.digest, left=left))
 
 
 def leave(state: Path, run: str) -> None:
@@ -124,8 +125,8 @@ def join(state: Path, run: str) -> None:
         known = read_consent(state, run)
         if known is None or not known.left:
             raise FedsslError(f"run {run}: this site has not left it")
-        _write(state, replace(known, left=False))
         Audit(state).add("joined", run=run)
+        _write(state, replace(known, left=False))
 
 
 def runs_at(state: Path) -> dict[str, str]:

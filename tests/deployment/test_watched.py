@@ -11,11 +11,12 @@ from fedssl.experiment.records.run_record import RunRecord
 from fedssl.experiment.records.site_accuracy import at_sites
 from fedssl.reports.run_page import write_report
 from scripts.check_report import Browser, problems
-from tests.helpers.deployed import LIMIT, Federation, power_cut
+from tests.helpers.deployed import LIMIT, Federation, kill, power_cut
 
 pytestmark = pytest.mark.browser
 ROW = "[...document.querySelectorAll('.clients tbody tr')].find(row => row.innerText.includes('{}'))?.innerText ?? ''"
 TILE = "[...document.querySelectorAll('.tile')].find(tile => tile.innerText.includes('{}'))?.innerText ?? ''"
+CELLS = """[...document.querySelectorAll('[aria-label="Accuracy at the sites"] tbody th')].map(one => one.innerText)"""
 SETTINGS = {"local_training.epochs": 15, "evaluation.at_sites": True, "evaluation.every": 1}
 SIZES = ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark"))
 
@@ -65,6 +66,13 @@ def test_a_page_of_a_deployment_whose_client_is_killed_and_comes_back(tmp_path):
         assert server.poll() is None
         shoot(browser, url, "away")
 
+        pid = federation.run / "flower/app.pid"
+        before = pid.read_text()
+        kill(int(before))
+        federation.wait("another app", lambda: pid.exists() and pid.read_text() not in ("", before))
+        seen(browser, "document.querySelector('.doing').innerText", "for hospital-a to come")  # the page outlives it
+        seen(browser, ROW.format("hospital-a"), "away for")
+
         federation.client("hospital-a")
         seen(browser, ROW.format("hospital-a"), "at work for|delivered|here")
         seen(browser, TILE.format("Round"), "[2-6] of 6")
@@ -74,16 +82,18 @@ def test_a_page_of_a_deployment_whose_client_is_killed_and_comes_back(tmp_path):
         failed = re.compile("ERR_CONNECTION_REFUSED|Failed to fetch")  # the server has ended, and its page with it
         assert [text for text in browser.complaints(url) if not failed.search(text)] == []
 
-        record = RunRecord.read(federation.run)
         rounds = [json.loads(line) for line in (federation.run / "rounds.jsonl").read_text().splitlines()]
         assert [[one["client"] for one in entry["at_sites"]["counts"]] for entry in rounds] == [[0, 1]] * 7
-        sites = at_sites(record)
-        assert len(sites) == 2
-        write_report([federation.run], tmp_path / "report.html", images=0)
-        assert problems(browser, tmp_path / "report.html") == []
-        rows = browser.run(
-            "[...document.querySelectorAll('[aria-label=\"Accuracy at the sites\"] tbody th')]"
-            ".map(cell => cell.innerText)"
-        )
-        assert [one["linear"].title for one in sites] == rows[: len(sites)]
         assert federation.everything() == federation.in_one_process(**{"local_training.epochs": 15})
+    check_report(federation.run, tmp_path / "report.html")
+
+
+def check_report(run, path):
+    """Accuracy of each site, the worst first."""
+    sites = at_sites(RunRecord.read(run))
+    assert len(sites) == 2
+    write_report([run], path, images=0)
+    with Browser() as browser:
+        assert problems(browser, path) == []
+        rows = browser.run(CELLS)
+    assert [one["linear"].title for one in sites] == rows[: len(sites)]

@@ -9,7 +9,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
 TORCH_FROM ?=
 
-.PHONY: help demo test check check-report check-loggers check-flower check-timm check-install release-check screenshots bench bench-gpu results docs soak format clean
+.PHONY: help demo test check check-report check-loggers check-flower check-proxies check-timm check-install release-check screenshots bench bench-gpu results docs soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -18,6 +18,7 @@ help:
 	@echo "make check-report  look at a report in headless Chromium (needs Chromium or Chrome)"
 	@echo "make check-loggers  install Weights & Biases and MLflow and try them offline"
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
+	@echo "make check-proxies  a deployment through a real nginx and tinyproxy (needs both: apt install nginx tinyproxy)"
 	@echo "make check-timm  the newest torch, torchvision, timm and huggingface_hub: networks, weights and exports (some GB)"
 	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
@@ -51,7 +52,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not timm and not install'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not proxies and not timm and not install'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
@@ -59,6 +60,9 @@ check-loggers: $(STAMP)
 
 check-flower: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m flower
+
+check-proxies: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m proxies
 
 # Its own environment, several GB: the newest of each, whatever constraints.txt says.
 check-timm:

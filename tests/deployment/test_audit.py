@@ -1,5 +1,6 @@
 """The audit of a site: what it holds, that no change goes unnoticed, and that a kill at any byte breaks nothing."""
 
+import hashlib
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 from fedssl.cli.main import app
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.weights import Weights
-from fedssl.deployment.audit import Audit, Spent, after, parts_of, verified
+from fedssl.deployment.audit import Audit, Spent, after, check_audit, parts_of, verified
+from fedssl.deployment.audit_page import html_page
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult
 
 WEIGHTS = GlobalWeights(Weights({"w": torch.ones(3)}, {"mean": torch.zeros(2)}), Weights())
@@ -139,10 +141,69 @@ def test_the_command_prints_a_page_and_refuses_a_broken_chain(tmp_path):
     assert "run a1b2: 1 uploads, " in shown.output
     assert "0.50 hours of work, epsilon 4.57" in shown.output
     assert "the site left the run: run c3d4" in shown.output
+    path = tmp_path / "audit.jsonl"
+    audit.add("task", run="e5f6", round=1)
     one = CliRunner().invoke(app, ["client", "audit", "--state", str(tmp_path), "--run", "c3"])
     assert "a1b2" not in one.output
-    path = tmp_path / "audit.jsonl"
+    assert "4 lines, the chain holds" in one.output
+    assert one.output.endswith(f"last line: {verified(path)[0][-1]['sha256']}\n"), "of all lines, whatever is shown"
     path.write_text(path.read_text().replace("4.567", "0.567"))
     broken = CliRunner().invoke(app, ["client", "audit", "--state", str(tmp_path)])
     assert isinstance(broken.exception, DamagedError)
     assert json.loads(path.read_text().splitlines()[0])["event"] == "task"
+
+
+EVIL = "<script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
+
+
+def evil_audit(folder):
+    """A run, a part and a setting whose names are code, and a line that a kill cut off."""
+    audit = Audit(folder)
+    left = [{"name": f"payload/{EVIL}", "bytes": 7, "sha256": EVIL}]
+    audit.add("reply", run=EVIL, round=EVIL, settings=EVIL, left=left, spent=vars(Spent(1, 0.5)), epsilon=EVIL)
+    audit.add(EVIL, run="a1b2")
+    path = folder / "audit.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"time')
+    audit.add("left", run="a1b2")
+    return path
+
+
+def test_the_page_has_the_verdict_first_and_nothing_in_it_is_code(tmp_path):
+    path = evil_audit(tmp_path)
+    done = CliRunner().invoke(app, ["client", "audit", "--state", str(tmp_path), "--html", str(tmp_path / "a.html")])
+    assert (done.exit_code, done.output) == (0, f"{tmp_path / 'a.html'}\n")
+    html = (tmp_path / "a.html").read_text()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "&lt;script&gt;" in html
+    content = html[html.index("<main") :]
+    positions = [content.index(text) for text in ("The chain holds, over 4 lines", "cut off, as by a kill", "by run")]
+    assert positions == sorted(positions)
+    assert check_audit(path).last in content
+    one = html_page(path, check_audit(path), "a1")
+    assert "Nothing left this site" in one
+    assert "the site left the run" in one
+    assert check_audit(path).last in one
+
+
+def test_the_page_of_a_broken_chain_says_so_and_the_command_fails(tmp_path):
+    path, page = filled(tmp_path), tmp_path / "a.html"
+    path.write_bytes(path.read_bytes().replace(b'"round": 2', b'"round": 7'))
+    done = CliRunner().invoke(app, ["client", "audit", "--state", str(tmp_path), "--html", str(page)])
+    assert isinstance(done.exception, DamagedError)
+    assert "The chain is BROKEN" in page.read_text()
+    assert "line 3: is not as it was written" in page.read_text()
+    assert "round 1" in page.read_text()
+    assert "round 3" not in page.read_text(), "what follows the break is not vouched for"
+    assert "last line: " not in page.read_text()
+
+
+def test_a_line_that_somebody_made_up_is_a_change_and_no_crash(tmp_path):
+    for text in ('{"a": 1', "no JSON at all"):
+        path = filled(tmp_path)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        lines = path.read_bytes().splitlines()
+        path.write_bytes(b"\n".join([lines[0], f'{text}, "sha256": "{digest}"}}'.encode(), *lines[1:], b""]))
+        with pytest.raises(DamagedError, match=r"audit\.jsonl, line 2: is not as it was written"):
+            verified(path)
+        path.unlink()

@@ -1,13 +1,14 @@
 """People at the sites: a run waits for them, they leave and come back, and the bits are those of one process."""
 
 import json
+import threading
 
 import pytest
 from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.deployment import server_run, site_run
+from fedssl.deployment import consent, server_run, site_run
 from fedssl.deployment.agreement import in_words
 from fedssl.deployment.apps import AtSite
 from fedssl.deployment.audit import Audit, verified
@@ -247,6 +248,34 @@ def test_a_result_does_not_leave_when_the_site_left_meanwhile_or_it_cannot_be_re
 
     monkeypatch.setattr(Audit, "add", full)
     assert sent_to(node(tmp_path), about())["code"] == "refused"
+
+
+def test_a_site_that_leaves_while_a_task_is_looked_at_has_left(tmp_path, monkeypatch):
+    """The task wants to write down what is asked, the person that the site has left: both words stay."""
+    read, leaving = consent.read_consent, threading.Thread(target=leave, args=(tmp_path, "a1b2"))
+
+    def and_leave(*values):
+        known = read(*values)
+        if threading.current_thread() is not leaving:
+            leaving.start()
+            leaving.join(1.0)  # for as long as the word is being read and written, it waits
+        return known
+
+    monkeypatch.setattr(consent, "read_consent", and_leave)
+    with pytest.raises(ClientError):
+        check_consent(tmp_path, "a1b2", about()["settings"], ASK)
+    leaving.join(60)
+    assert (read(tmp_path, "a1b2").left, read(tmp_path, "a1b2").settings) == (True, about()["settings"])
+
+
+def test_approval_of_a_run_that_was_left_meanwhile_does_not_join_it(tmp_path):
+    with pytest.raises(ClientError):
+        check_consent(tmp_path, "a1b2", about()["settings"], ASK)
+    shown = read_consent(tmp_path, "a1b2")
+    leave(tmp_path, "a1b2")
+    approve(tmp_path, shown)
+    with pytest.raises(ClientError, match="this site has left it"):
+        check_consent(tmp_path, "a1b2", about()["settings"], ASK)
 
 
 def test_approval_is_for_the_settings_that_were_shown(tmp_path):

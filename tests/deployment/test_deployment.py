@@ -13,9 +13,21 @@ from fedssl.deployment import APP
 from fedssl.deployment.audit import verified
 from fedssl.deployment.consent import spelled
 from fedssl.deployment.supervision import environment
-from tests.helpers.deployed import LIMIT, NAMES, SETTINGS, Federation, child_of, free_port, kill, write_images
+from tests.helpers.deployed import (
+    LIMIT,
+    NAMES,
+    SETTINGS,
+    Federation,
+    child_of,
+    free_port,
+    kill,
+    power_cut,
+    write_images,
+)
 
 pytestmark = pytest.mark.flower
+THREE = [*NAMES, "hospital-c"]
+SECURE = {"aggregation.secure": True, "aggregation.secure_max_examples": 1000, "update_rule.lambda_at": "client"}
 EXAMPLE = Path(__file__).parents[2] / "examples/deployment/run_on_loopback.sh"
 
 
@@ -28,21 +40,19 @@ def run_example(folder, names, rounds, **given):
     environment = os.environ | {"PATH": path, "SETTINGS": words} | given
     command = [str(EXAMPLE), str(folder), str(rounds), str(free_port())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    federation = Federation(folder, rounds)
+    federation = Federation(folder, rounds, names)
     assert done.returncode == 0, done.stdout + done.stderr + federation.story()
     return federation
 
 
 def test_the_secure_variant_of_the_guide_ends_with_the_bits_of_one_process(tmp_path):
     """TLS, three hospitals that compare a roster, one round: the server has a sum and nothing else."""
-    names = [*NAMES, "hospital-c"]
-    federation = run_example(tmp_path, names, 1, SECURE="1")
-    secure = {"aggregation.secure": True, "aggregation.secure_max_examples": 1000, "update_rule.lambda_at": "client"}
-    assert federation.everything(names) == federation.in_one_process(**secure)
+    federation = run_example(tmp_path, THREE, 1, SECURE="1")
+    assert federation.everything() == federation.in_one_process(**SECURE)
     record = json.loads((federation.run / "rounds.jsonl").read_text().splitlines()[-1])
     assert [sorted(client) for client in record["clients"]] == [["bytes_down", "bytes_up", "client"]] * 3
     assert record["n"] == 120
-    said = {(tmp_path / name / "client.log").read_text().partition("fingerprint ")[2].split("\n")[0] for name in names}
+    said = {(tmp_path / name / "client.log").read_text().partition("fingerprint ")[2].split("\n")[0] for name in THREE}
     assert len(said) == 1
     assert "failures" not in record
 
@@ -62,7 +72,7 @@ def test_the_guide_on_loopback_ends_with_the_bits_of_one_process(tmp_path):
 def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
     long = {"local_training.epochs": 25}  # a task takes long enough to be seen and killed
     with Federation(tmp_path, rounds=4) as federation:
-        server = federation.server("--set", "local_training.epochs=25")
+        server = federation.server(**long)
         clients = {name: federation.client(name) for name in NAMES}
         federation.wait("round 1", lambda: federation.done() >= 1)
 
@@ -93,13 +103,41 @@ def test_kills_of_every_part_change_no_bit_and_a_stranger_is_refused(tmp_path):
         assert "the SuperLink ended with code -9" in said
 
 
+def test_with_secure_sums_kills_of_a_site_and_of_the_server_change_no_bit(tmp_path):
+    """Three sites with a roster; a power cut at one and the death of the server's app, each in mid-round."""
+    changes = SECURE | {"local_training.epochs": 25}
+    with Federation(tmp_path, rounds=3, names=THREE) as federation:
+        server = federation.server(**changes)
+        clients = {name: federation.client(name, "--require-secure-aggregation") for name in THREE}
+        federation.wait("a task for hospital-a", lambda: federation.at_work("hospital-a"))
+        done = federation.done()
+        power_cut(clients["hospital-a"])
+        federation.client("hospital-a", "--require-secure-aggregation")
+        federation.wait("the round of the killed site", lambda: federation.done() > max(done, 0))
+
+        federation.wait("a task for hospital-b", lambda: federation.at_work("hospital-b"))
+        done = federation.done()
+        kill(int((federation.run / "flower/app.pid").read_text()))
+        federation.wait("the round of the killed server app", lambda: federation.done() > done)
+
+        assert server.wait(LIMIT) == 0, federation.story()
+        assert "the server's app ended: started again" in federation.output("server")
+        assert federation.everything() == federation.in_one_process(**changes)
+        rounds = [json.loads(line) for line in (federation.run / "rounds.jsonl").read_text().splitlines()]
+        assert [len(one["clients"]) for one in rounds] == [0, 3, 3, 3]
+        for name in THREE:
+            lines, _ = verified(tmp_path / name / "state/audit.jsonl")
+            sent = [part["name"] for line in lines for part in line.get("left", ()) if part["name"].startswith("enc")]
+            assert set(sent) == {"encoder (masked)"}, "nothing left that the server could read"
+
+
 def test_a_registered_client_that_lies_and_a_foreign_app_end_nothing(tmp_path):
     """Twenty bad replies in one round, then a good one: the round is as if they had not been (FAULTS 42, 51)."""
     with Federation(tmp_path, rounds=1) as federation:
         count = tmp_path / "lies"
         count.write_text("0")
         path = os.pathsep.join([str(Path(__file__).parent / "liar"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        server = federation.server("--set", "failures.min_clients=2", "--set", "failures.retries=30")
+        server = federation.server(**{"failures.min_clients": 2, "failures.retries": 30})
         federation.client("hospital-a")
         federation.client("hospital-b", environment={"PYTHONPATH": path, "FEDSSL_LIES": str(count)})
         federation.wait("a first lie", lambda: count.read_text() not in ("", "0"))

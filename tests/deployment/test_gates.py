@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedssl.deployment import APP, fingerprint_of
+from fedssl.deployment import APP, fingerprint_of, superlink
 from fedssl.deployment.superlink import NodesOnly, is_here
 from fedssl.deployment.superlink import only as only_stored
 
@@ -68,6 +68,29 @@ def test_behind_a_proxy_nodes_come_through_it_and_this_machine_is_served_directl
         assert through("/v1/fleet/pull-messages", None, True, peer) == 404
     assert through("/v1/control/start-run", None, True) == 200
     assert through("/v1/control/start-run", None, True, "10.0.0.2") == 404
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_request_that_is_larger_than_any_of_a_node_is_not_read(monkeypatch, says):
+    """Flower would keep it in memory before it asks for a key."""
+    monkeypatch.setattr(superlink, "LARGEST", 1000)
+    sent, kept = [], []
+
+    async def keeps(scope, receive, send):
+        while (message := await receive())["type"] != "http.disconnect":
+            kept.append(message["body"])
+
+    async def endless():
+        return {"type": "http.request", "body": bytes(300), "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-length", b"1001")] if says else []
+    scope = {"type": "http", "path": "/v1/fleet/push-object", "client": ("10.0.0.2", 1), "headers": headers}
+    asyncio.run(asyncio.wait_for(NodesOnly(keeps)(scope, endless, send), 60))
+    assert sum(map(len, kept)) == (0 if says else 900)
+    assert [one.get("status") for one in sent][:1] == ([413] if says else [])
 
 
 def test_the_gate_lets_the_app_start_and_stop():

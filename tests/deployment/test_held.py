@@ -107,3 +107,24 @@ def test_what_cannot_be_read_is_left_to_flower(monkeypatch, body):
     for path in (ASK, TASKS):
         assert asyncio.run(asyncio.wait_for(post(Held(link), path, body), 60)) == b""
     assert link.asked == 1, "an error is passed on at once"
+
+
+def test_who_asks_in_the_name_of_a_node_neither_takes_its_place_nor_stays():
+    """Anybody can say that they are node 1; Flower refuses them, and node 1 is woken all the same."""
+
+    async def story():
+        link = Link()
+        held = Held(link)
+        node = asyncio.create_task(post(held, ASK, ask(1)))
+        while not link.asked:
+            await asyncio.sleep(0)
+        link.status = 401
+        for number in range(1, 50):
+            assert await post(held, ASK, ask(number)) == b""
+        link.status = 200
+        assert list(held._waiting) == [1], "nobody who was refused is remembered"
+        await post(held, TASKS, push(1))
+        assert await node == b"a task"
+        assert not held._waiting
+
+    asyncio.run(asyncio.wait_for(story(), 60))

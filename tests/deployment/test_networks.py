@@ -60,14 +60,17 @@ class Quiet(BaseHTTPRequestHandler):
         pass
 
 
-def make_proxy(allowed):
-    """A proxy that lets only this port through, and notes whom it was asked for and by whom."""
+def make_proxy(allowed, known=False):
+    """A proxy that lets only this port through, and notes whom it was asked for and by whom; `known`: who says so."""
     asked = []
 
     class Proxy(Quiet):
         def do_CONNECT(self):
             host, _, port = self.path.rpartition(":")
             asked.append((host, self.headers.get("Proxy-Authorization")))
+            if known and not asked[-1][1]:
+                self.send_error(407, "Proxy Authentication Required")
+                return
             if int(port) != allowed:
                 self.send_error(403, "Access violation")
                 return
@@ -345,6 +348,13 @@ def test_through_a_proxy_and_what_it_refuses(place, tmp_path, monkeypatch):
             assert "secret" not in str([str(line) for line in found.values()])
             refused = lines_of(site_at(place, port, tmp_path, server="fl.example.org:1"))
     assert "many proxies let port 443 through only" in refused["port"].text
+
+
+def test_a_proxy_that_asks_for_a_password_is_said_how_to_give_it(place, tmp_path, monkeypatch):
+    with serving(make_proxy(1, known=True)[0]) as by:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{by}")
+        found = lines_of(site_at(place, 1, tmp_path, server="fl.example.org:1"))
+    assert found["port"].text.endswith("say who you are: HTTPS_PROXY=http://NAME:PASSWORD@…")
 
 
 def test_a_policy_is_read_and_what_it_needs_is_asked_for(place, tmp_path):

@@ -208,3 +208,13 @@ def test_what_goes_wrong_at_a_site_is_said_there_and_a_forged_key_stops_it(tmp_p
     with pytest.raises(FedsslError, match=r"^north: round 3: untrusted: why; the site stops"):
         site_module._follow(FailingNode(log, "refused", "untrusted"), site, said.append, patience, "")
     assert said == ["warning: north: round 3: refused: why", "north: connected to 127.0.0.1:1"]
+
+
+def test_a_text_of_the_server_does_not_steer_the_terminal_and_half_a_line_ends_nothing(tmp_path):
+    said, log = [], tmp_path / "failures.jsonl"
+    failures = site_module._Failures(log)
+    whole = {"round_number": 3, "code": "refused", "detail": "a\x1b[2J: unknown key"}
+    log.write_text('{"round_num' + json.dumps(whole) + "\n[]\n" + json.dumps(whole) + "\n")
+    for failure in failures.new():
+        site_module._tell(Site(name="north", server="127.0.0.1:1", state=tmp_path), failure, said.append)
+    assert said == [r"warning: north: round 3: refused: a\x1b[2J: unknown key"]

@@ -1,5 +1,6 @@
 """The server's side of a deployment, and the commands: what is refused before anything starts."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from fedssl.core.weights import Weights
 from fedssl.deployment import server as server_module
 from fedssl.deployment import site as client_module
 from fedssl.deployment.certificates import make_node_key, make_server_certificate
-from fedssl.deployment.server import Deployment, serve
+from fedssl.deployment.server import Deployment, _Server, serve
 from fedssl.deployment.server_run import A_DAY, AtSites, key_bytes, run_at_server
 from fedssl.deployment.site import Site, take_part
 from fedssl.deployment.site_folder import Start
@@ -215,6 +216,24 @@ def test_a_client_gives_up_after_its_wait_and_says_why(tmp_path):
     with pytest.raises(RoundError, match=r"waiting for the server .*: Connection refused: given up after"):
         take_part(site(tmp_path), said.append, wait=0.5)
     assert said[0].startswith("north: waiting for the server 127.0.0.1:9: Connection refused (0 of 0.5 s)")
+
+
+def test_a_private_key_that_others_can_read_is_said_at_every_start(tmp_path, monkeypatch):
+    made, (private, public) = make_server_certificate(tmp_path, []), make_node_key(tmp_path, "north")
+    said = []
+    for mode in (0o600, 0o640):
+        private.chmod(mode)
+        made.key.chmod(mode)
+        with pytest.raises(RoundError):
+            take_part(site(tmp_path, ca=made.ca, key=private), said.append, wait=0.01)
+        deployment = Deployment(load_config("sites"), tmp_path, "127.0.0.1", 9, made, {"north": public})
+        monkeypatch.setattr(_Server, "_await_link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(server_module, "running", lambda *_: contextlib.nullcontext())
+        with pytest.raises(KeyboardInterrupt):
+            _Server(deployment, said.append).run()
+    assert [text for text in said if "chmod" in text] == [
+        f"warning: {key}: others on this machine can read it: chmod 600 {key}" for key in (private, made.key)
+    ]
 
 
 @pytest.mark.parametrize(

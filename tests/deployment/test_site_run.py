@@ -64,6 +64,7 @@ def test_a_task_for_another_client_is_refused(tmp_path):
 def test_swapped_state_folders_are_refused(tmp_path):
     claim_state(tmp_path / "state", "north")
     claim_state(tmp_path / "state", "north")
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0, "for its owner alone"
     with pytest.raises(FedsslError, match="holds the state of 'north', not of 'south'"):
         claim_state(tmp_path / "state", "south")
 
@@ -189,6 +190,8 @@ def test_features_leave_a_site_only_when_it_says_so():
         ("network.head_hidden", 10**9, 65536),
         ("network.width", 10**9, 65536),
         ("data.image_size", 10**6, 4096),
+        ("augmentation.output_size", 10**6, 4096),
+        ("local_training.accumulate", 10**9, 10**6),
     ],
 )
 def test_settings_that_hurt_a_machine_are_refused_with_the_limit(tmp_path, setting, value, most):

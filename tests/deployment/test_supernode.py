@@ -1,5 +1,6 @@
 """A node that answers tasks itself, on a connection that is a dictionary."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUn
 from flwr.supercore.run import RunNotRunningException
 
 from fedssl.deployment import supernode
+from fedssl.deployment.site_folder import Start
 from fedssl.deployment.supernode import Node, in_pairs
 from fedssl.federation.engines.flower.api import Array, ArrayRecord, ClientApp, ErrorCode, Message
 from tests.helpers.flower_grid import TaskIdentity
@@ -130,6 +132,39 @@ def test_an_answer_that_cannot_be_sent_ends_nothing(app, monkeypatch, capfd):
     served(link, app, monkeypatch)
     assert "the answer could not be sent: OSError: no way" in capfd.readouterr().out
     assert link.questions == 3
+
+
+def test_what_a_server_says_reaches_no_terminal_as_it_is(app, monkeypatch, capfd):
+    """Names of rounds and kinds of messages are the server's: none of them may steer a terminal or make up a line."""
+    message = task(b"x")
+    message.metadata.__dict__["_group_id"] = "1\x1b[2J\nSuperNode ID: 7"
+    link = Link(message)
+    link.push = lambda *_: (_ for _ in ()).throw(OSError("no\x1b[2J way"))
+    served(link, app, monkeypatch)
+    printed = capfd.readouterr().out
+    assert r"round 1\x1b[2J\nSuperNode ID: 7: Receiving: train message" in printed
+    assert "\x1b" not in printed
+
+
+def test_what_a_node_writes_is_for_its_owner_alone(monkeypatch):
+    masks, before = [], os.umask(0o022)
+
+    def connection(start):
+        masks.append(os.umask(0o022))
+        raise ConnectionError
+
+    def ended(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(supernode, "connection", connection)
+    monkeypatch.setattr(supernode, "die_with_the_parent", lambda _: None)
+    monkeypatch.setattr(supernode.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supernode.os, "_exit", ended)
+    monkeypatch.setattr("sys.argv", ["supernode", Start("here:1", "", "", {}).as_text()])
+    with pytest.raises(SystemExit):
+        supernode.main()
+    os.umask(before)
+    assert masks == [0o077]
 
 
 def test_parts_are_made_when_they_are_sent():

@@ -77,6 +77,13 @@ def test_a_process_is_ended_with_its_block_and_its_words_are_kept(tmp_path):
     assert (tmp_path / "log").read_text().startswith("of an earlier one")
 
 
+def test_the_last_words_of_a_process_do_not_steer_the_terminal(tmp_path):
+    program = r"print('\x1b[32mgreen\x1b[0m'); print('\x1b]0;title\x07 and \x1b[2J')"
+    with running([sys.executable, "-c", program], tmp_path / "log", tmp_path) as child:
+        child.process.wait()
+    assert child.last_lines() == r"green / \x1b]0;title\x07 and \x1b[2J"
+
+
 def test_a_process_that_will_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("fedssl.deployment.supervision.END_LIMIT", 0.2)
     program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"

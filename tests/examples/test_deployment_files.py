@@ -35,6 +35,15 @@ def test_systemd_takes_the_unit_and_would_notice_a_mistake(unit, tmp_path):
     assert "Unknown key" in verified(unit, tmp_path, text.replace("RestartSec=", "RestartSecs="))[1]
 
 
+@systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_a_unit_has_few_rights(unit):
+    """By systemd's own count, from 0 to 10, in tenths; what is left is mostly the network and filters of calls."""
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=40", unit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
 def parsed(words):
     """Reads a command of ours as it would be read; nothing is run."""
     program, command, *rest = words

@@ -14,6 +14,7 @@ import psutil
 from PIL import Image
 
 from fedssl.data.standard.synthetic import synthetic_images
+from fedssl.deployment.certificates import make_node_key, make_roster, make_server_certificate
 from fedssl.deployment.supervision import free_port
 from fedssl.experiment.experiment import load
 from fedssl.federation.checkpoint import CheckpointStore
@@ -45,6 +46,8 @@ class Federation:
 
     folder: Path
     rounds: int
+    names: list = field(default_factory=lambda: NAMES)
+    classes: tuple = ()  # of the images, one folder each; none: images without labels
     port: int = field(default_factory=free_port)
     processes: list = field(default_factory=list)
 
@@ -61,13 +64,20 @@ class Federation:
             process.kill()
 
     def make(self):
-        self.fedssl("server", "certificates", "make", "--host", "127.0.0.1").wait(LIMIT)
-        for number, name in enumerate(NAMES):
-            write_images(self.folder / "sites" / name, number)
-            self.fedssl(name, "certificates", "node", name).wait(LIMIT)
-            keys = self.folder / "server" / "keys"
-            keys.mkdir(exist_ok=True)
-            (keys / f"{name}.pub").write_bytes((self.folder / name / "keys" / f"{name}.pub").read_bytes())
+        make_server_certificate(self.folder / "server/certificates", ["127.0.0.1"])
+        keys = self.folder / "server/keys"
+        keys.mkdir()
+        for number, name in enumerate(self.names):
+            place = self.folder / "sites" / name
+            if self.classes:
+                for label, one in enumerate(self.classes):
+                    write_images(place / one, 10 * number + label, 20)
+            else:
+                write_images(place, number)
+            _, public = make_node_key(self.folder / name / "keys", name)
+            (keys / public.name).write_bytes(public.read_bytes())
+        for name in self.names:
+            make_roster(self.folder / name / "keys/roster", sorted(keys.glob("*.pub")))
 
     def fedssl(self, machine, *arguments, **environment):
         place = self.folder / machine
@@ -79,11 +89,11 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def server(self, *options):
-        settings = SETTINGS | {"rounds": self.rounds, "flower.patience": 300}
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    def server(self, *options, **changes):
+        settings = SETTINGS | {"rounds": self.rounds, "flower.patience": 300} | changes
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
         place = ["--host", "127.0.0.1", "--port", self.port, "--out", "run"]
-        return self.fedssl("server", "server", "sites", "--clients", ",".join(NAMES), *place, *words, *options)
+        return self.fedssl("server", "server", "sites", "--clients", ",".join(self.names), *place, *words, *options)
 
     def client(self, name, *options, machine=None, environment=None, **given):
         usual = {
@@ -129,12 +139,12 @@ class Federation:
         ]
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in paths if path.exists())
 
-    def everything(self, names=NAMES):
+    def everything(self):
         """All that must be equal: global weights, notes, and every client's state, read from its own disk."""
         checkpoints = CheckpointStore(self.run / "checkpoints")
         state = checkpoints.load(checkpoints.rounds()[-1]).state
         stores = {}
-        for number, name in enumerate(names):
+        for number, name in enumerate(self.names):
             (folder,) = (self.folder / name / "state/runs").iterdir()
             stores[number] = ClientStore(folder)
         return compared(state, stores.__getitem__)
@@ -180,3 +190,10 @@ def child_of(process, mark):
 
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
+
+
+def power_cut(client):
+    """All of a client at once; its node first, which so has no time to say goodbye to the server."""
+    kill(child_of(client, "fedssl.deployment.supernode"))
+    client.kill()
+    client.wait(30)

@@ -216,9 +216,9 @@ def crashing_child(name, folder, saver, round_number, at, count, changes):
         store.save = _flagged(store.save, inside, store.__name__ == saver, round_number)
     SecureClient.answer = _flagged(SecureClient.answer, inside, saver == "SecureClient", round_number)
     for call in CALLS:
-        setattr(os, call, _counted(getattr(os, call), inside, count, at))
-    io.open = _counted(io.open, inside, count, at)
-    sealed.save_file = _counted(sealed.save_file, inside, count, at, _half_a_file)
+        setattr(os, call, counted(getattr(os, call), inside, count, at))
+    io.open = counted(io.open, inside, count, at)
+    sealed.save_file = counted(sealed.save_file, inside, count, at, _half_a_file)
     experiment(name, **changes).run(folder)
 
 
@@ -235,9 +235,9 @@ def _flagged(save, inside, wanted, round_number):
     return flagged
 
 
-def _counted(call, inside, count, at, half=None):
+def counted(call, inside, count, at, half=None):
     @functools.wraps(call)
-    def counted(*values, **options):
+    def called(*values, **options):
         if inside[0]:
             count.value += 1
             if count.value == at:
@@ -246,7 +246,7 @@ def _counted(call, inside, count, at, half=None):
                 os._exit(77)
         return call(*values, **options)
 
-    return counted
+    return called
 
 
 def _half_a_file(tensors, path):

@@ -76,6 +76,12 @@ def test_time_left_follows_from_the_rounds_of_this_process(going):
     view.facts |= {"began": time.time() - 60, "round_began": time.time() - 10, "done": 5, "began_with": 0}
     view._write()
     assert tile(Watched(folder, "run1").look(), "Time left").value == "30 s"  # 10 s a round, 4 left, 10 s of them over
+    view.facts |= {"began": time.time() - 65, "round_began": time.time() - 15}
+    view._write()
+    assert tile(Watched(folder, "run1").look(), "Time left").value == "30 s", "a late round makes the others no shorter"
+    view.facts |= {"began": time.time() - 150, "round_began": time.time() - 100}
+    view._write()
+    assert tile(Watched(folder, "run1").look(), "Time left").value == "–", "somebody is awaited: nobody knows how long"
 
 
 @pytest.mark.parametrize(

@@ -257,18 +257,31 @@ def audit(
     state: StateFolder = None,
     name: Name = "",
     run: Annotated[str, typer.Option(help="only this run, by the beginning of its id")] = "",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="a page for a browser instead, in one file")] = None,
 ) -> None:
     """Verifies audit.jsonl and prints it: every task, and all that left this site by name, size and SHA-256.
 
     A line that was changed, removed or put in between is named, with exit code 3. Note the last SHA-256 elsewhere: it
     shows later that no line was taken off the end.
+
+    Example:
+
+      fedssl client audit --html audit.html
     """
-    from fedssl.deployment.audit import AUDIT, verified
-    from fedssl.deployment.audit_page import page
+    from fedssl.core.errors import DamagedError
+    from fedssl.core.files import write_atomically
+    from fedssl.deployment.audit import AUDIT, check_audit
+    from fedssl.deployment.audit_page import html_page, page
 
     path = _state(state, name) / AUDIT
-    lines, remarks = verified(path)
-    typer.echo(page(path, [line for line in lines if str(line.get("run", "")).startswith(run)], remarks))
+    checked = check_audit(path)
+    if html is not None:
+        write_atomically(html, html_page(path, checked, run))
+        typer.echo(html)
+    if checked.broken:
+        raise DamagedError(checked.broken)
+    if html is None:
+        typer.echo(page(path, checked, run))
 
 
 def _state(given: Path | None, name: str) -> Path:

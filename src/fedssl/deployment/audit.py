@@ -77,12 +77,29 @@ def _read(line: bytes) -> Line | None:
     text, _, digest = line.rpartition(b', "sha256": "')
     if hashlib.sha256(text).hexdigest() + '"}' != digest.decode(errors="replace"):
         return None
-    content: Line = json.loads(line)
-    return content
+    try:
+        content: Line = json.loads(line)
+    except ValueError:
+        return None
+    return content if content.keys() >= {"time", "event", "previous"} else None
 
 
-def verified(path: Path) -> tuple[list[Line], list[str]]:
-    """All lines, and what a reader must know of those that a kill cut off; DamagedError where the chain is broken."""
+@dataclass(frozen=True)
+class Checked:
+    """An audit that was read: its lines as far as the chain holds, and what a reader must know of others."""
+
+    lines: list[Line]
+    remarks: list[str]  # on lines that a kill cut off
+    broken: str = ""  # where the chain is broken; "": nowhere
+
+    @property
+    def last(self) -> str:
+        """The hash that stands for all lines: to be noted elsewhere."""
+        return str(self.lines[-1]["sha256"]) if self.lines and not self.broken else ""
+
+
+def check_audit(path: Path) -> Checked:
+    """All lines up to the end, or up to the one that was changed, or before which some are missing."""
     try:
         raw = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -91,22 +108,37 @@ def verified(path: Path) -> tuple[list[Line], list[str]]:
     lines, remarks, before = list[Line](), list[str](), ""
     for number, line in enumerate(map(_read, raw), start=1):
         if line is None:
-            remarks.append(_unreadable(path, number, raw))
+            remark, changed = _unreadable(number, raw)
+            if changed:
+                return Checked(lines, remarks, f"{path}, {remark}")
+            remarks.append(remark)
         elif line["previous"] != before:
-            raise DamagedError(f"{path}, line {number}: does not follow on the line before: lines are missing")
+            missing = f"{path}, line {number}: does not follow on the line before: lines are missing"
+            return Checked(lines, remarks, missing)
         else:
             lines.append(line)
             before = line["sha256"]
-    return lines, remarks
+    return Checked(lines, remarks)
 
 
-def _unreadable(path: Path, number: int, raw: list[bytes]) -> str:
-    """In words, if the next line names it, or there is none yet; else somebody changed it."""
+def verified(path: Path) -> tuple[list[Line], list[str]]:
+    """All lines, and what a reader must know of those that a kill cut off; DamagedError where the chain is broken."""
+    checked = check_audit(path)
+    if checked.broken:
+        raise DamagedError(checked.broken)
+    return checked.lines, checked.remarks
+
+
+def _unreadable(number: int, raw: list[bytes]) -> tuple[str, bool]:
+    """In words, and whether somebody changed it: the next line does not name it, and there is one."""
     after = next(filter(None, map(_read, raw[number:])), None)
     if after and not (after["event"] == UNREADABLE and after["lines"][0] <= number <= after["lines"][1]):
-        raise DamagedError(f"{path}, line {number}: is not as it was written")
+        return f"line {number}: is not as it was written", True
     noticed = f"noticed on {after['time']}" if after else "the next line will name it"
-    return f"line {number}: cut off, as by a kill while it was written, or changed before the next one; {noticed}"
+    return (
+        f"line {number}: cut off, as by a kill while it was written, or changed before the next one; {noticed}",
+        False,
+    )
 
 
 def parts_of(reply: TrainResult | Failure) -> list[Line]:

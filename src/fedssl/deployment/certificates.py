@@ -7,6 +7,7 @@ is used and stays there; only the public half goes to the server.
 import ipaddress
 import os
 import ssl
+import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,6 +140,12 @@ def public_keys(folder: Path, names: list[str]) -> dict[str, Path]:
             "the .pub file to the server"
         )
     return keys
+
+
+def open_key(key: Path) -> str:
+    """ "" where a private key is its owner's alone, else what to do about it."""
+    others = stat.S_IMODE(key.stat().st_mode) & 0o077
+    return f"{key}: others on this machine can read it: chmod 600 {key}" if others else ""
 
 
 def days_left(certificate: Path) -> int:

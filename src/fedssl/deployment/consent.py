@@ -1,12 +1,15 @@
 """Whether a site takes part in a run: what it was asked, what a person there approved, and whether it has left.
 
-One small file per run, STATE/consent/RUN.json, written whole and with its own checksum.
+One small file per run, STATE/consent/RUN.json, written whole and with its own checksum. What lets something out is
+recorded before it counts, what keeps it in counts before it is recorded: a kill in between lets nothing out unrecorded.
 """
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from filelock import FileLock
 
 from fedssl.core.checksums import signed_json
 from fedssl.core.errors import FedsslError
@@ -68,18 +71,27 @@ def read_consent(state: Path, run: str) -> Consent | None:
     return Consent(**read_json(path, must=True)) if path.exists() else None
 
 
+def deciding(state: Path) -> FileLock:
+    """Held while a word is read and written: tasks come while people decide, and nobody's word is lost."""
+    return FileLock(state / ".consent.lock")
+
+
 def check_consent(state: Path, run: str, settings: Raw, policy: Policy) -> None:
     """Refuses a run that the site has left, or that waits for a person; of the latter the settings are kept."""
-    known = check_left(state, run)
-    if policy.approval == "automatic":
-        return
+    with deciding(state):
+        known = check_left(state, run)
+        if policy.approval == "ask":
+            _check_approved(state, run, known, settings, policy)
+
+
+def _check_approved(state: Path, run: str, known: Consent | None, settings: Raw, policy: Policy) -> None:
     digest = settings_digest(settings)
     if known is None or known.digest != digest:
         if known is None and len([*state.glob(f"{FOLDER}/*.json")]) >= policy.max_runs:
             raise FedsslError(f"max_runs: {policy.max_runs} runs were asked for here: delete {state / FOLDER}/RUN.json")
         known = replace(known, settings=settings) if known else Consent(run, settings)
-        _write(state, known)
         Audit(state).add("asked", run=run, settings=digest)
+        _write(state, known)
     if known.approved != digest:
         raise ClientError("approval", f"run {run}: waits until a person here says `fedssl client approve {run}`")
 
@@ -93,24 +105,28 @@ def check_left(state: Path, run: str) -> Consent | None:
 
 
 def approve(state: Path, consent: Consent) -> None:
-    """What the person saw is what counts: other settings ask again."""
-    _write(state, replace(consent, approved=consent.digest))
-    Audit(state).add("approved", run=consent.run, settings=consent.digest)
+    """What the person saw is what counts: other settings ask again. A run that was left meanwhile stays so."""
+    with deciding(state):
+        left = (read_consent(state, consent.run) or consent).left
+        Audit(state).add("approved", run=consent.run, settings=consent.digest)
+        _write(state, replace(consent, approved=consent.digest, left=left))
 
 
 def leave(state: Path, run: str) -> None:
-    """From the next task on nothing of this run leaves but the code `left`."""
-    _write(state, replace(read_consent(state, run) or Consent(run, {}), left=True))
-    Audit(state).add("left", run=run)
+    """From now on nothing of this run leaves but the code `left`."""
+    with deciding(state):
+        _write(state, replace(read_consent(state, run) or Consent(run, {}), left=True))
+        Audit(state).add("left", run=run)
 
 
 def join(state: Path, run: str) -> None:
     """Takes part again; what was approved stays approved."""
-    known = read_consent(state, run)
-    if known is None or not known.left:
-        raise FedsslError(f"run {run}: this site has not left it")
-    _write(state, replace(known, left=False))
-    Audit(state).add("joined", run=run)
+    with deciding(state):
+        known = read_consent(state, run)
+        if known is None or not known.left:
+            raise FedsslError(f"run {run}: this site has not left it")
+        Audit(state).add("joined", run=run)
+        _write(state, replace(known, left=False))
 
 
 def runs_at(state: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from fedssl.core.errors import DamagedError, FedsslError, RoundError, StorageErr
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Say
 from fedssl.deployment import APP
-from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left
+from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left, open_key
 from fedssl.deployment.server_run import APP_PID, DEPLOYMENT, ERROR, PROGRESS, SETTINGS
 from fedssl.deployment.superlink import BEHIND_PROXY
 from fedssl.deployment.supervision import Child, Patience, environment, module, reachable, refuse_insecure, running
@@ -141,6 +141,8 @@ class _Server:
         deployment, certificate = self.deployment, self.deployment.certificate
         if certificate and days_left(certificate.certificate) < RENEWAL:
             self.say(f"warning: {certificate.certificate} ends in {days_left(certificate.certificate)} days")
+        if certificate and (opened := open_key(certificate.key)):
+            self.say(f"warning: {opened}")
         while True:
             with running(deployment.link(), self.home / "superlink.log", self.home, deployment.local_host) as link:
                 self._await_link(link)

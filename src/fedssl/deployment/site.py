@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, printable
 from fedssl.core.extras import need
 from fedssl.core.progress import Say
+from fedssl.deployment.certificates import open_key
 from fedssl.deployment.network import proxy_for
 from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_folder import LOG, Start, claim_state
@@ -91,6 +92,8 @@ def take_part(site: Site, say: Say, wait: float) -> None:
     site.check()
     host, port = split_address(site.server)
     patience, before = Patience(wait, say), ""
+    if site.key is not None and (opened := open_key(site.key)):
+        say(f"warning: {opened}")
     if site.roster is not None:
         say(f"{site.name}: {about_roster(site.roster, site.name)}")
     while True:
@@ -134,12 +137,25 @@ class _Failures:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self.seen += len(whole)
-        return [json.loads(line) for line in whole.decode(errors="replace").splitlines()]
+        return [failure for line in whole.splitlines() if (failure := _table(line))]
+
+
+def _table(line: bytes) -> dict[str, Any]:
+    """A line of the log; nothing where a full disk or a kill left half of one."""
+    try:
+        table = json.loads(line)
+    except ValueError:
+        return {}
+    return table if isinstance(table, dict) else {}
 
 
 def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
-    """Says what went wrong here; a key that cannot be trusted is for people to look at: the site stops."""
-    text = f"{site.name}: round {failure.get('round_number')}: {failure.get('code')}: {failure.get('detail')}"
+    """Says what went wrong here; a key that cannot be trusted is for people to look at: the site stops.
+
+    What is wrong may be a text of the server's.
+    """
+    what = printable(f"round {failure.get('round_number')}: {failure.get('code')}: {failure.get('detail')}")
+    text = f"{site.name}: {what}"
     if failure.get("code") == "untrusted":
         raise FedsslError(f"{text}; the site stops: compare fingerprints with that site (fedssl certificates roster)")
     say(f"warning: {text}")

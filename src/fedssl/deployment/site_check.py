@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import ssl
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from cryptography import x509
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.files import size_text
 from fedssl.data.own.layouts import find_images
+from fedssl.deployment.certificates import open_key
 from fedssl.deployment.network import connect, proxy_for, without_proxy
 from fedssl.deployment.policy import load_policy
 from fedssl.deployment.site import Site, about_roster
@@ -137,6 +137,8 @@ class _Way:
             remedy = "is `fedssl server` running, and may this machine connect there? A proxy is named by HTTPS_PROXY"
             if self.proxy:
                 remedy = "many proxies let port 443 through only: ask the server's operator to listen there"
+                if " 407 " in str(error):
+                    remedy = "say who you are: HTTPS_PROXY=http://NAME:PASSWORD@…"
             raise FedsslError(f"{self.site.server}: {error.strerror or error}: {remedy}") from None
 
     def _verified(self) -> ssl.SSLSocket:
@@ -174,8 +176,8 @@ def _key(site: Site, ask: bool) -> str:
     if not site.key.is_file():
         raise FedsslError(f"{site.key}: there is no such file: make it with `fedssl certificates node {site.name}`")
     identity = Identity.read(site.key, site.name)
-    if stat.S_IMODE(site.key.stat().st_mode) & 0o077:
-        raise FedsslError(f"{site.key}: others on this machine can read it: chmod 600 {site.key}")
+    if opened := open_key(site.key):
+        raise FedsslError(opened)
     if not ask:
         return f"{site.key} can be used; not tried whether the server knows it"
     return f"{site.key}: {_introduce(site, identity.key)}"

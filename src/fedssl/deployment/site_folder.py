@@ -13,8 +13,11 @@ OWNER, LOG = "client.json", "failures.jsonl"
 
 
 def claim_state(state: Path, name: str) -> None:
-    """A state folder belongs to one client for ever: one that was copied or swapped is refused."""
-    state.mkdir(parents=True, exist_ok=True)
+    """A state folder belongs to one client for ever: one that was copied or swapped is refused.
+
+    One that is made here is for its owner alone: weights, the audit and texts of failures are nobody else's.
+    """
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = state / OWNER
     if not owner.exists():
         write_atomically(owner, json.dumps({"client": name}) + "\n")

@@ -22,7 +22,7 @@ from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.audit import Audit, after, parts_of
-from fedssl.deployment.consent import check_consent, check_left, settings_digest
+from fedssl.deployment.consent import check_consent, check_left, deciding, settings_digest
 from fedssl.deployment.limits import check_disk, check_settings, check_spent, check_upload, open_run
 from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_folder import LOG, claim_state
@@ -115,11 +115,12 @@ def record_reply(
     spent = after(before, reply, parts, seconds)
     if task["evaluation"]:  # counts are no upload, also masked
         spent = replace(before, hours=spent.hours)
-    if isinstance(reply, TrainResult):
-        check_upload(sum(part["bytes"] for part in parts), Policy.of_node(node))
-        check_left(state, task["run"])
     epsilon = {"epsilon": _epsilon(side.client, spent.uploads)} if side and side.client.privacy else {}
-    audit.add("reply", **task, left=parts, spent=asdict(spent), **epsilon)
+    with deciding(state):  # a reply stands before the line of its site's leaving, or does not leave
+        if isinstance(reply, TrainResult):
+            check_upload(sum(part["bytes"] for part in parts), Policy.of_node(node))
+            check_left(state, task["run"])
+        audit.add("reply", **task, left=parts, spent=asdict(spent), **epsilon)
 
 
 def _epsilon(client: Client, uploads: int) -> float | str:

@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -25,6 +25,7 @@ FOR_NODES = "/v1/fleet/"
 BEHIND_PROXY = "--behind-proxy"  # the one argument that is not Flower's
 FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded", b"via")  # what a proxy adds to a request
 ASK, TASKS = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"
+LARGEST = 2**24  # bytes of a node's request: uploads come in pieces of 5 MiB
 HOLD = 20.0  # seconds that a question is kept; a node gives up on an answer after 30
 ASGI = Callable[..., Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -33,7 +34,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 class NodesOnly:
     """Middleware: an address that is not this machine's gets 404 for everything but the nodes' interface.
 
-    Behind a proxy nodes must come through it. One that does not say that it passes something on would look like this
+    Flower reads a request before it asks whose it is: what is larger than any of a node's is refused unread. Behind a
+    proxy nodes must come through it. One that does not say that it passes something on would look like this
     machine itself: then no node gets in, and somebody sees to it.
     """
 
@@ -45,15 +47,44 @@ class NodesOnly:
             return is_forwarded(scope) or not self.behind_proxy
         return is_here(scope) and not is_forwarded(scope)
 
-    async def __call__(self, scope: dict[str, Any], receive: ASGI, send: ASGI) -> None:
-        if scope["type"] == "lifespan" or self.open_to(scope):
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+        elif not self.open_to(scope):
+            await _refuse(404, scope, send)
+        elif not scope["path"].startswith(FOR_NODES):
+            await self.app(scope, receive, send)
+        elif announced(scope) > LARGEST:
+            await _refuse(413, scope, send)
+        else:
+            await self.app(scope, _bounded(receive), send)
+
+
+async def _refuse(status: int, scope: dict[str, Any], send: ASGI) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def announced(scope: dict[str, Any]) -> int:
+    """The size that a request says it has; 0 if it does not say."""
+    found = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
+    return int(found[0]) if found and found[0].isdigit() else 0
+
+
+def _bounded(receive: Receive) -> Receive:
+    """The parts of a request, which breaks off where it is too large."""
+    seen = 0
+
+    async def counted() -> dict[str, Any]:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        return message if seen <= LARGEST else {"type": "http.disconnect"}
+
+    return counted
 
 
 def is_here(scope: dict[str, Any]) -> bool:
@@ -75,7 +106,7 @@ class Held:
 
     def __init__(self, app: ASGI) -> None:
         self.app = app
-        self._waiting: dict[int, asyncio.Event] = {}  # by the node's id
+        self._waiting: dict[int, set[asyncio.Event]] = {}  # by the node's id; nobody has said yet who they are
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
         if scope["type"] != "http" or scope["path"] not in (ASK, TASKS):
@@ -84,25 +115,39 @@ class Held:
         body = await _whole(receive)
         if scope["path"] == TASKS:
             await self.app(scope, _replay(body), send)
-            for node_id in nodes_of(TASKS, body) & self._waiting.keys():
-                self._waiting[node_id].set()
+            for node_id in nodes_of(TASKS, body):
+                for news in self._waiting.get(node_id, ()):
+                    news.set()
         else:
             await self._answer(scope, body, receive, send)
 
     async def _answer(self, scope: dict[str, Any], body: bytes, receive: Receive, send: ASGI) -> None:
         deadline = asyncio.get_running_loop().time() + HOLD
         (node_id,) = nodes_of(ASK, body) or {0}
-        while True:
-            news = self._waiting[node_id] = asyncio.Event()
-            answer: list[dict[str, Any]] = []
-            await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body), _into(answer))
-            left = deadline - asyncio.get_running_loop().time()
-            if not _is_empty(answer) or left <= 0:
-                break
-            if await _first(news.wait(), receive(), left):  # it is gone: whatever came for it waits for its return
-                return
+        with self._told(node_id) as news:
+            while True:
+                news.clear()
+                answer: list[dict[str, Any]] = []
+                await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body), _into(answer))
+                left = deadline - asyncio.get_running_loop().time()
+                if not _is_empty(answer) or left <= 0:
+                    break
+                if await _first(news.wait(), receive(), left):  # it is gone: whatever came for it waits for its return
+                    return
         for part in answer:
             await send(part)
+
+    @contextlib.contextmanager
+    def _told(self, node_id: int) -> Iterator[asyncio.Event]:
+        """An event that is set when something came for this node; several may ask in its name."""
+        news = asyncio.Event()
+        self._waiting.setdefault(node_id, set()).add(news)
+        try:
+            yield news
+        finally:
+            self._waiting[node_id].discard(news)
+            if not self._waiting[node_id]:
+                del self._waiting[node_id]
 
 
 async def _whole(receive: Receive) -> bytes:

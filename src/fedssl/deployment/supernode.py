@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedssl.core.errors import printable, reason
 from fedssl.core.memory import give_back
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.site_folder import Start
@@ -64,9 +65,10 @@ class Node:
 
     def answer(self, message: Message, tree: Any) -> None:
         about, begun = message.metadata, time.monotonic()
-        print(f"round {about.group_id}: Receiving: {about.message_type} message {about.message_id}")
+        what = printable(f"{about.message_type} message {about.message_id}")
+        print(f"round {printable(about.group_id)}: Receiving: {what}")
         reply = self._reply(message, tree)
-        print(f"round {about.group_id}: Sending: {about.message_type} message, {time.monotonic() - begun:.1f} s")
+        print(f"round {printable(about.group_id)}: Sending: {what}, {time.monotonic() - begun:.1f} s")
         self._deliver(reply, time.monotonic() - begun)
         del reply
         give_back()  # a site that waits needs no memory
@@ -86,10 +88,10 @@ class Node:
             )
             return self.app(whole, context)
         except ObjectPullError as error:  # it may be asked again
-            print(error)
+            print(printable(str(error)))
             return _error(message, ErrorCode.MESSAGE_UNAVAILABLE, "a part of the message did not come")
         except Exception:  # of a message that cannot be unpacked; what it says stays here
-            traceback.print_exc()
+            print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             return _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a message that cannot be answered")
 
     def _whole(self, message: Message, tree: Any) -> Message:
@@ -118,7 +120,7 @@ class Node:
         except RunNotRunningException:
             raise
         except Exception as error:
-            print(f"the answer could not be sent: {type(error).__name__}: {error}")
+            print(f"the answer could not be sent: {reason(error)}")
 
 
 EAGER: dict[str, Any] = {"max_tries_per_object": None, "initial_backoff": AGAIN, "backoff_cap": AT_MOST}
@@ -141,6 +143,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 def main() -> None:
     die_with_the_parent(signal.SIGTERM)
+    os.umask(0o077)  # states and decoded images of this site are for its user alone
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server is told that this node goes
     start = Start.from_text(sys.argv[1])
     try:

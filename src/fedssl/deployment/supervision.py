@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from fedssl.core.errors import FedsslError, RoundError
+from fedssl.core.errors import FedsslError, RoundError, printable
 from fedssl.core.progress import Say
 from fedssl.deployment.network import connect, without_proxy
 
@@ -45,8 +45,9 @@ class Child:
             return file.read().decode(errors="replace")
 
     def last_lines(self, lines: int = 3) -> str:
+        """For a terminal: a log may hold texts of others."""
         printed = [line.strip() for line in COLOURS.sub("", self.output()).splitlines() if line.strip()]
-        return " / ".join(printed[-lines:])
+        return " / ".join(map(printable, printed[-lines:]))
 
     def end(self) -> None:
         self.process.terminate()

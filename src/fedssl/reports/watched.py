@@ -261,8 +261,9 @@ def _left(live: Table) -> float | None:
     """By the rounds that this process finished, before that by its training steps; None: nobody knows yet."""
     now, rounds = time.time(), live["done"] - live["began_with"]
     if rounds > 0:
-        each = float(live["round_began"] - live["began"]) / rounds
-        return max(float(each * (live["rounds"] - live["done"]) - (now - live["round_began"])), 0.0)
+        each, since = float(live["round_began"] - live["began"]) / rounds, now - live["round_began"]
+        overdue = since > 2 * each + RECENT  # somebody is awaited, perhaps: nobody knows for how long
+        return None if overdue else max(each - since, 0.0) + each * (live["rounds"] - live["done"] - 1)
     if live["stepped"] and live["steps"] > live["stepped"]:
         return float((now - live["began"]) / live["stepped"] * (live["steps"] - live["stepped"]))
     return None

@@ -326,6 +326,16 @@ def test_others_may_read_the_set(folder):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+def test_where_everything_is_private_a_set_is_too(folder):
+    before = os.umask(0o077)
+    try:
+        made = look(folder[0])
+    finally:
+        os.umask(before)
+    paths = [made.folder.parent, made.folder, *made.folder.iterdir()]
+    assert [oct(path.stat().st_mode & 0o077) for path in paths] == ["0o0"] * len(paths)
+
+
 def mapped_kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))

@@ -408,6 +408,7 @@ def test_uploads_stay_until_their_round_is_averaged_and_no_longer(tmp_path):
         outcome = federation.round()
         assert [failure.code for failure in outcome.failures] == ["exception"]
         assert len([*(tmp_path / "x/uploads").iterdir()]) == 2, "the first upload outlived the second asking"
+        assert (tmp_path / "x/uploads").stat().st_mode & 0o077 == 0, "what one client sent is for the server alone"
         federation.round()
         assert len([*(tmp_path / "x/uploads").iterdir()]) == 2
     assert not (tmp_path / "x/uploads").exists()

@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import warnings
@@ -202,7 +203,7 @@ def _make(work: _Work, settings: str) -> DecodedImages:
         }
         write_atomically(unfinished / "index.json", signed_json(json.dumps(content, indent=0)))
         write_atomically(unfinished / "checked", _times(made.pixels_path))
-        unfinished.chmod(0o755)  # mkdtemp's are their owner's alone, and a data folder may be shared
+        unfinished.chmod(stat.S_IMODE(root.stat().st_mode))  # as shared as its root: mkdtemp's are their owner's alone
         return _named(unfinished, root / _digest(settings, *(one.sha256 or one.refused for one in outcomes)))
     except OSError as error:
         free = shutil.disk_usage(root).free

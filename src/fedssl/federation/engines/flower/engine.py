@@ -177,7 +177,7 @@ class FlowerEngine:
     def _received(self, one: _Pending, message: Message) -> TrainResult | Failure | None:
         """Where a reply enters: whatever is wrong with it is its sender's failure, and nobody else's."""
         keep = self.folder / UPLOADS / f"client-{one.task.client_id:05d}{UNFINISHED}"
-        keep.parent.mkdir(exist_ok=True)
+        keep.parent.mkdir(mode=0o700, exist_ok=True)  # one client's weights are for nobody else on this machine
         try:
             reply = unpack_reply(message, keep, one.task.answer_bytes)
         except StorageError:

@@ -53,7 +53,8 @@ class Sealed:
         return read_tensors(self.folder / TENSORS, prefix)
 
     def weights(self, part: str) -> Weights:
-        return named_weights(part, self.tensors())
+        tensors = self.tensors(f"{part}/")
+        return Weights(under("parameters/", tensors), under("buffers/", tensors))
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:

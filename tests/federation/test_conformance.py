@@ -25,7 +25,9 @@ def in_worker(folder, method, rule, settings):
 
 def over_messages(folder):
     def engine(client, store):
-        grid = FakeGrid([node(number) for number in range(CLIENTS)], answering(Side(client, store, folder / "log.jsonl")))
+        grid = FakeGrid(
+            [node(number) for number in range(CLIENTS)], answering(Side(client, store, folder / "log.jsonl"))
+        )
         places = {"grid": grid, "directory": Numbered(grid, CLIENTS), "folder": folder}
         return FlowerEngine(**places, about=lambda _: {}, waiting=print, patience=1.0, pause=0.0)
 

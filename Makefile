@@ -23,7 +23,7 @@ help:
 	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
-	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (half an hour)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (an hour)"
 	@echo "make bench-gpu  for machines with a GPU: an epoch of the paper's network beside its bare steps"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
@@ -98,6 +98,7 @@ results: $(STAMP)
 	$(BIN)/python -m scripts.methods
 	$(BIN)/python -m scripts.paper_records tables
 	$(BIN)/python -m scripts.reference
+	$(BIN)/python -m scripts.performance
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

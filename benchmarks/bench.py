@@ -1,7 +1,8 @@
-"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about half an hour.
+"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about an hour.
 
     make bench
     python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]
+    python -m scripts.performance record benchmarks/results/bench.json    # into the documentation
 
 Each part is a module that can be run alone. One thread, CPU; close what else is running: turns and CPU time make the
 ratios sturdy, but memory and caches are shared with everything on the machine.
@@ -13,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import matplotlib as mpl
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
@@ -32,11 +35,12 @@ from benchmarks import (
     growth,
     sites,
     startup,
+    suite,
     traffic,
     training,
     workers,
 )
-from benchmarks.measuring import Row
+from benchmarks.measuring import Row, not_measured, number
 from fedssl.experiment.records.environment import describe_environment
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
@@ -51,6 +55,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "evaluation": evaluation.rows,
     "traffic": traffic.rows,
     "sites": sites.rows,
+    "suite": suite.rows,
 }
 
 
@@ -60,7 +65,11 @@ def measure(names: list[str], console: Console) -> tuple[list[Row], dict[str, fl
     for name in names:
         console.print(f"{name} …", style="dim")
         start = time.perf_counter()
-        rows += PARTS[name]()
+        try:
+            rows += PARTS[name]()
+        except (Exception, SystemExit) as error:  # costs this part's rows, not those of an hour
+            console.print_exception()
+            rows.append(not_measured(name, f"not measured: {type(error).__name__}", ""))
         seconds[name] = time.perf_counter() - start
     return rows, seconds
 
@@ -79,16 +88,16 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def plot(rows: list[Row], curves: list[growth.Curve], path: Path) -> None:
     """Above: how far each target is met. Below: what a round costs as it grows."""
     mpl.use("Agg")
+    judged = [row for row in reversed(rows) if row.margin is not None]
     mosaic = [["margins"] * max(len(curves), 1)] + [[curve.name for curve in curves]] * bool(curves)
-    figure, axes = plt.subplot_mosaic(mosaic, figsize=(12, 9 if curves else 5), layout="constrained")
-    _draw_margins(axes["margins"], [row for row in reversed(rows) if row.margin is not None])
+    heights = [1 + len(judged) / 4, *[4.0] * bool(curves)]
+    figure, axes = plt.subplot_mosaic(
+        mosaic, figsize=(max(12, 4 * len(curves)), sum(heights)), height_ratios=heights, layout="constrained"
+    )
+    _draw_margins(axes["margins"], judged)
     for curve in curves:
         _draw_curve(axes[curve.name], curve)
     figure.savefig(path, dpi=100)
@@ -99,7 +108,8 @@ def _draw_margins(axis: Axes, judged: list[Row]) -> None:
     """Bars that begin at what is needed; those beyond the axis are cut, their number is beside them."""
     colours = ["tab:green" if row.passed else "tab:red" for row in judged]
     shown = [min(max(row.margin or 0, 0.5), 8) for row in judged]
-    bars = axis.barh([row.target for row in judged], [value - 1 for value in shown], left=1, color=colours)
+    names = [f"{row.target} ({row.against})" for row in judged]
+    bars = axis.barh(names, [value - 1 for value in shown], left=1, color=colours)
     axis.bar_label(bars, [f"{row.margin:.2g}" if row.margin else "" for row in judged], padding=3, fontsize="small")
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
@@ -117,6 +127,9 @@ def _draw_curve(axis: Axes, curve: growth.Curve) -> None:
         place.yaxis.set_major_formatter("{x:g}")
     axis.set_ylim(0.1, 100)
     memory.set_ylim(100, 10_000)
+    ends = (curve.sizes[0], curve.sizes[-1])
+    axis.set_xticks(ends, [f"{size:,.0f}" for size in ends])
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel(curve.unit)
     axis.set_ylabel("CPU seconds per round")
     memory.set_ylabel("peak memory, MB")
@@ -144,7 +157,10 @@ def main() -> None:
     curves = growth.curves() if "growth" in names else []
     options.out.mkdir(parents=True, exist_ok=True)
     environment = describe_environment(torch.device("cpu"))
+    some = "" if names == [*PARTS] else f" --only {options.only}"
     record: dict[str, Any] = {
+        "command": f"python -m benchmarks.bench{some}",
+        "date": datetime.now(UTC).date().isoformat(),
         "environment": environment | {"load_before_and_after": load},
         "seconds": seconds,
         "rows": [asdict(row) for row in rows],

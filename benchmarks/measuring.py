@@ -48,6 +48,11 @@ def not_measured(target: str, why: str, needed: str) -> Row:
     return Row(target, why, "", None, None, None, needed, None, None)
 
 
+def number(value: float | None) -> str:
+    """Three digits are all that a busy machine gives."""
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def take_turns(makers: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
     """CPU seconds of each in its least disturbed repeat, and its last result.
 

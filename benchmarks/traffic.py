@@ -21,7 +21,7 @@ def rows() -> list[Row]:
     authors = shared.num_bytes() + weights.target.num_bytes()
     return [
         within(
-            f"7 bytes a client sends, wire_dtype {dtype}",
+            f"7 bytes a client sends, {dtype}",
             "with the target, as the authors",
             "MB",
             authors / 1e6,

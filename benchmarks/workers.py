@@ -33,7 +33,7 @@ SETTINGS = {
     "threads": 1,
     "rounds": 1000,  # more than are run: the learning rate hardly changes
 }
-TARGET, AGAINST = "2 two worker processes, ResNet-18 of width 16", "one worker process"
+TARGET, AGAINST = "2 two worker processes, ResNet-18, width 16", "one worker"
 
 
 class Federation:

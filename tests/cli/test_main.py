@@ -89,8 +89,8 @@ def test_run_prints_progress_result_and_folder(tmp_path):
     assert (tmp_path / "run" / "encoder.safetensors").exists()
 
 
-def test_run_without_out_makes_a_folder_under_runs(tmp_path):
-    code, _, _ = fedssl("run", "smoke+standalone", *TINY, cwd=tmp_path)
+def test_run_without_out_makes_a_folder_under_runs(tmp_path, here):
+    code, _, _ = here("run", "smoke+standalone", *TINY)
     assert code == 0
     assert [path.name.startswith("smoke+standalone-") for path in (tmp_path / "runs").iterdir()] == [True]
 
@@ -195,32 +195,32 @@ def test_a_terminal_that_is_closed_stops_the_run_cleanly(tmp_path):
     assert '"interrupted"' in (folder / "summary.json").read_text()
 
 
-def test_the_same_command_goes_on_and_fresh_starts_beside_it(tmp_path):
+def test_the_same_command_goes_on_and_fresh_starts_beside_it(tmp_path, here):
     folder = tmp_path / "run"
     command = ("run", "smoke", *TINY, "--set", "threads=1", "--out", str(folder))
-    assert fedssl(*command)[0] == 0
-    code, out, _ = fedssl(*command)
+    assert here(*command)[0] == 0
+    code, out, _ = here(*command)
     assert (code, "this run is finished, nothing is left to do" in out) == (0, True)
-    code, _, err = fedssl(*command, "--set", "rounds=3")
+    code, _, err = here(*command, "--set", "rounds=3")
     assert code == 2
     begun = f"error: {folder}: this run was begun with other settings"
     assert err == f"{begun}: rounds 2 → 3. They may change: say so with --force\n"
-    code, out, _ = fedssl(*command, "--set", "rounds=3", "--force")
+    code, out, _ = here(*command, "--set", "rounds=3", "--force")
     assert code == 0
     assert "resumes after round 2" in out
     assert "round 3/3" in out
     before = sorted(path for path in folder.rglob("*"))
-    code, out, _ = fedssl(*command, "--fresh")
+    code, out, _ = here(*command, "--fresh")
     assert code == 0
     assert "round 1/2" in out
     assert (tmp_path / "run-2" / "summary.json").exists()
     assert sorted(path for path in folder.rglob("*")) == before, "nothing is deleted"
 
 
-def test_too_few_clients_end_with_code_4_and_a_damaged_run_with_code_3(tmp_path):
+def test_too_few_clients_end_with_code_4_and_a_damaged_run_with_code_3(tmp_path, here):
     folder = tmp_path / "run"
     command = ("run", "smoke", *TINY, "--out", str(folder))
-    code, out, err = fedssl(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
+    code, out, err = here(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
     assert code == 4
     assert "error: round 1: 0 clients delivered, 2 are needed" in err
     assert "client 3: non-finite" in err
@@ -228,24 +228,24 @@ def test_too_few_clients_end_with_code_4_and_a_damaged_run_with_code_3(tmp_path)
     assert (folder / "failures.jsonl").read_text().count("\n") == 4
     assert "warning: round 1: client 0: non-finite" in out
     (folder / "checkpoints" / "round-000000" / "manifest.json").write_text("{}")
-    code, _, err = fedssl(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
+    code, _, err = here(*command, "--set", "local_training.lr=1e30", "--set", "failures.retries=0")
     assert code == 3
     assert "round-000000/manifest.json: damaged" in err
 
 
-def test_inspect_shows_what_a_run_would_refuse_and_then_fails(tmp_path):
+def test_inspect_shows_what_a_run_would_refuse_and_then_fails(tmp_path, here):
     write_folder(tmp_path / "sites", clients=("a",), each=4)
     (tmp_path / "sites" / "empty").mkdir()
-    code, out, err = fedssl("data", "inspect", "sites", "--set", "data.layout=silos", "--out", "seen", cwd=tmp_path)
+    code, out, err = here("data", "inspect", "sites", "--set", "data.layout=silos", "--out", "seen")
     assert code == 2
     assert "client 0 (a): 4 images" in out
     assert err.startswith("error: `fedssl run folder` would refuse this: client 1 (empty) has 0 images")
     assert sorted(path.name for path in (tmp_path / "seen").iterdir()) == ["holdings.png", "views.png"]
-    code, out, _ = fedssl("data", "clean", "--dry-run")
+    code, out, _ = here("data", "clean", "--dry-run")
     assert "there are 1 sets of decoded images" in out
-    code, out, _ = fedssl("data", "clean")
+    code, out, _ = here("data", "clean")
     assert "removed 1 sets of decoded images" in out
-    assert "there are 0 sets" in fedssl("data", "clean", "--dry-run")[1]
+    assert "there are 0 sets" in here("data", "clean", "--dry-run")[1]
 
 
 def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
@@ -279,16 +279,16 @@ def test_demo_says_so_when_nothing_can_be_fetched(tmp_path, monkeypatch):
     assert used["overrides"] == {}
 
 
-def test_report_compare_and_list_of_runs(tmp_path):
+def test_report_compare_and_list_of_runs(tmp_path, here):
     first = write_run(tmp_path / "runs" / "first")
     second = write_run(tmp_path / "runs" / "second", config=changed(CONFIG, update_rule__tau=0.5))
-    code, out, err = fedssl("compare", str(first), str(second))
+    code, out, err = here("compare", str(first), str(second))
     assert (code, err) == (0, "")
     assert ["update_rule.tau", "0.7", "0.5"] in [line.split() for line in out.splitlines()]
-    code, out, err = fedssl("ls", cwd=tmp_path)
+    code, out, err = here("ls")
     assert (code, err) == (0, "")
     assert "25.0 % → 37.5 %" in out
-    code, out, err = fedssl("report", str(first), str(second), "--images", "0", "-o", str(tmp_path / "r.html"))
+    code, out, err = here("report", str(first), str(second), "--images", "0", "-o", str(tmp_path / "r.html"))
     assert code == 0, err
     assert out.splitlines()[-1] == f"report: {tmp_path / 'r.html'}"
     assert "first: Nearest neighbours (asked for with --images 0)" in out
@@ -376,9 +376,9 @@ def small_run(tmp_path_factory):
     return folder
 
 
-def test_evaluate_prints_results_and_a_table(small_run):
+def test_evaluate_prints_results_and_a_table(small_run, here):
     arguments = ("--clients", "--baseline", "random", "--batchnorm", "running", "--epochs", "2", "--seeds", "2")
-    code, out, err = fedssl("evaluate", str(small_run), *arguments)
+    code, out, err = here("evaluate", str(small_run), *arguments)
     assert (code, err) == (0, "")
     assert "global: knn (paper), BatchNorm running: " in out
     assert "Accuracy on 40 test images of synthetic (paper protocols, 2 seeds)" in out

@@ -5,8 +5,8 @@ import pytest
 from fedssl.core.errors import StorageError
 from fedssl.core.files import (
     append_line,
+    forget,
     free_bytes,
-    os_error,
     remove_folder,
     replacing,
     storing,
@@ -68,7 +68,8 @@ def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):
     assert free_bytes(tmp_path / "a" / "b") == free_bytes(tmp_path) > 0
 
 
-def test_the_systems_error_is_found_in_a_message():
-    error = os_error("Error while serializing: I/O error: No space left on device (os error 28)")
-    assert (error.errno, error.strerror) == (28, "No space left on device")
-    assert os_error("something else") is None
+def test_a_file_that_the_system_may_forget_is_as_it_was_and_none_is_needed(tmp_path):
+    (tmp_path / "a").write_bytes(b"kept")
+    forget(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"kept"
+    forget(tmp_path / "not there")

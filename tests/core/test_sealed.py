@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from fedssl.core.checksums import measure
 from fedssl.core.errors import DamagedError, StorageError
 from fedssl.core.sealed import MANIFEST, TENSORS, named_tensors, rounds_in, seal, unseal
 from tests.helpers.small import of
@@ -30,12 +31,15 @@ def test_round_trip_is_exact(tmp_path):
     assert back.tensors()["flag"].item() is True
 
 
-def test_every_kind_of_tensor_is_read_as_the_library_reads_it(tmp_path):
+def test_every_kind_of_tensor_is_written_and_read_as_the_library_does_it(tmp_path):
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
     tensors = {str(kind): torch.arange(-3, 3).reshape(2, 3).to(kind) for kind in (*kinds, torch.int8)}
     tensors |= {"u8": torch.arange(5, dtype=torch.uint8), "bool": torch.tensor([True, False]), "one": torch.tensor(7.5)}
     tensors |= {"none": torch.empty(0, 4), "odd": torch.ones(1, dtype=torch.uint8)}
+    tensors['ü / "quoted"'] = torch.rand(3, 4).t()
     seal(tmp_path / "a", tensors, {})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs")
+    assert (tmp_path / "a" / TENSORS).read_bytes() == (tmp_path / "theirs").read_bytes()
     found, expected = unseal(tmp_path / "a").tensors(), load_file(tmp_path / "a" / TENSORS)
     assert found.keys() == expected.keys() == tensors.keys()
     for name, tensor in expected.items():
@@ -65,8 +69,13 @@ def test_reading_keeps_no_memory(tmp_path):
 def test_the_manifest_is_json_that_names_the_checksum_of_the_tensors(tmp_path):
     make(tmp_path / "a")
     manifest = json.loads((tmp_path / "a" / MANIFEST).read_text())
-    assert manifest["tensors"]["bytes"] == (tmp_path / "a" / TENSORS).stat().st_size
+    assert manifest["tensors"] == measure(tmp_path / "a" / TENSORS)
     assert len(manifest["tensors"]["sha256"]) == len(manifest["sha256"]) == 64
+
+
+def test_nobody_else_on_the_machine_reads_what_a_client_remembers(tmp_path):
+    make(tmp_path / "a")
+    assert (tmp_path / "a" / TENSORS).stat().st_mode & 0o077 == 0
 
 
 def test_an_older_folder_of_the_same_name_is_replaced(tmp_path):

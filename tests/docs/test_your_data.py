@@ -1,14 +1,12 @@
 """The commands of docs/your-data.md, run as they stand there, on folders made for them."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fedssl.cli.main import app
 from tests.helpers.pictures import write_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "your-data.md"
@@ -28,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "sites" / "north" / "broken.jpg").write_bytes(b"no image")
     write_folder(tmp_path / "photos", classes=("cat", "dog"), each=20)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
 
 
@@ -35,17 +34,20 @@ def commands(block):
     return [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
 
 
-def run(command):
-    options = SHORT if command[1] == "run" else ["--epochs", "2"] if command[1] == "evaluate" else []
-    options = SHORT[2:4] if command[1:3] == ["data", "inspect"] else options
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
-    program = [sys.executable, "-m", "fedssl", *command[1:], *options]
-    ran = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=900, check=False)
-    assert ran.returncode == 0, f"{shlex.join(command)}: {ran.stderr}"
-    return ran.stdout
+@pytest.fixture
+def run(folder, capsys):
+    """A command as it is typed; returns what it prints."""
+
+    def call(command):
+        options = SHORT if command[1] == "run" else ["--epochs", "2"] if command[1] == "evaluate" else []
+        options = SHORT[2:4] if command[1:3] == ["data", "inspect"] else options
+        app([*command[1:], *options], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return call
 
 
-def test_five_commands_without_labels(folder):
+def test_five_commands_without_labels(folder, run):
     inspected, trained, reported, listed, cleaned = map(run, commands(blocks()[0]))
     assert "client 0 (north): 6 images" in inspected
     assert "north/broken.jpg: not an image" in inspected
@@ -59,7 +61,7 @@ def test_five_commands_without_labels(folder):
     assert len(list((folder / "sites").rglob("*"))) == 15
 
 
-def test_five_commands_with_labels(folder):
+def test_five_commands_with_labels(folder, run):
     inspected, equal, uneven, evaluated, _ = map(run, commands(blocks()[1]))
     assert "evaluation: learns from 32 labelled images, tests with 8" in inspected
     assert "2 classes: cat, dog" in inspected

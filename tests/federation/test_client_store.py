@@ -109,11 +109,11 @@ def test_a_failed_save_leaves_the_old_state_and_no_rubbish(tmp_path, monkeypatch
     store = ClientStore(tmp_path)
     save(store, 0, 1)
 
-    def fails(tensors, path):
+    def fails(path, tensors):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedssl.core.sealed.save_file", fails)
+    monkeypatch.setattr("fedssl.core.sealed.write_tensors", fails)
     with pytest.raises(StorageError, match=r"round-000002: .* No space left on device \(48 B needed, .* free\)"):
         save(store, 0, 2, 1)
     assert generations(tmp_path) == ["round-000001"]

@@ -117,7 +117,7 @@ def test_nan_is_stopped_at_the_client_and_never_reaches_the_average(tmp_path):
 
 def test_the_disk_is_not_the_clients_fault(tmp_path, monkeypatch):
     federation = Federation(tmp_path)
-    monkeypatch.setattr("fedssl.core.sealed.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("fedssl.core.sealed.write_tensors", lambda *a: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(StorageError, match="full"):
         federation.round()
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from tests.helpers.small import TINY
 
-# Children are forked from a server that has imported everything, also what torch imports at its first step, and
-# trained nothing: they start in milliseconds.
+# Children are forked from a server that has imported everything and trained nothing: they start in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fedssl.experiment.experiment", "torch._dynamo", "tests.helpers.faults"])
+CONTEXT.set_forkserver_preload(["fedssl.experiment.experiment", "tests.helpers.faults"])
 IDLE, SAVING = 0, 1
 SETTINGS = TINY | {
     "data.train_images": 96,
@@ -218,7 +217,7 @@ def crashing_child(name, folder, saver, round_number, at, count, changes):
     for call in CALLS:
         setattr(os, call, counted(getattr(os, call), inside, count, at))
     io.open = counted(io.open, inside, count, at)
-    sealed.save_file = counted(sealed.save_file, inside, count, at, _half_a_file)
+    sealed.write_tensors = counted(sealed.write_tensors, inside, count, at, _half_a_file)
     experiment(name, **changes).run(folder)
 
 
@@ -249,7 +248,7 @@ def counted(call, inside, count, at, half=None):
     return called
 
 
-def _half_a_file(tensors, path):
+def _half_a_file(path, tensors):
     path.write_bytes(b"\x10" * 100)
 
 

@@ -8,7 +8,7 @@ import torch
 from fedssl.core.errors import StorageError
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.model_communication import UPDATE_RULES, FedEMA
-from tests.helpers.small import make_client, make_method
+from tests.helpers.small import make_client, make_images, make_method
 
 
 def whole(folder, number):
@@ -16,9 +16,11 @@ def whole(folder, number):
     return make_client(make_method(), FedEMA()), ClientStore(folder)
 
 
-def of_method(folder, method, rule, settings, number):
+def of_method(folder, method, rule, settings, clients, each, number):
     torch.set_num_threads(1)
-    return make_client(make_method(method), UPDATE_RULES[rule](**settings)), ClientStore(folder)
+    images = make_images(clients * each).pixels
+    client = make_client(make_method(method), UPDATE_RULES[rule](**settings), clients=clients, images=images)
+    return client, ClientStore(folder)
 
 
 def dies(folder, number):

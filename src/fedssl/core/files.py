@@ -2,10 +2,9 @@
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError, StorageError
@@ -75,6 +74,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def forget(path: Path) -> None:
+    """Lets the system use the memory in which it holds a file, for one that is not read unless something goes wrong.
+
+    Else every new file takes memory that is new to the system, which costs more than writing to it.
+    """
+    if not hasattr(os, "posix_fadvise"):  # macOS, Windows
+        return
+    with suppress(OSError), path.open("rb") as file:  # advice: no harm where it cannot be given
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def remove_folder(folder: Path) -> None:
     """Takes the name away first: a kill in between leaves rubbish that `sweep` finds, never half a folder."""
     rubbish = folder.with_name(f"{folder.name}.{os.getpid()}.removed{UNFINISHED}")
@@ -136,9 +146,3 @@ def size_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
-
-
-def os_error(text: str) -> OSError | None:
-    """The system's error inside a message such as safetensors' "I/O error: … (os error 28)"."""
-    match = re.search(r"os error (\d+)", text)
-    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None

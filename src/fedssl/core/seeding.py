@@ -27,5 +27,6 @@ def global_stream(seed: int, *names: str | int) -> Iterator[None]:
     """For what draws from torch's global generators (initial weights, dropout): seeded inside, untouched outside."""
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(derive_seed(seed, *names))
+        # Without a GPU the CPU's alone: torch.manual_seed also writes down a stack trace for a GPU that may come.
+        (torch.manual_seed if cuda else torch.default_generator.manual_seed)(derive_seed(seed, *names))
         yield

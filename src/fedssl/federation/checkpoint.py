@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.core.files import move_aside, remove_folder
-from fedssl.core.sealed import rounds_in, seal, unseal
+from fedssl.core.files import forget, move_aside, remove_folder
+from fedssl.core.sealed import TENSORS, rounds_in, seal, unseal
 from fedssl.federation.messages import GlobalWeights
 from fedssl.federation.rounds import ServerState
 
@@ -49,6 +49,7 @@ class CheckpointStore:
             "course": checkpoint.run,
         }
         seal(self.path(state.round_number), tensors, facts)
+        forget(self.path(state.round_number) / TENSORS)
         for old in self.rounds()[: -self.keep]:
             remove_folder(self.path(old))
 

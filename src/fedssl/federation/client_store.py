@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedssl.core.errors import DamagedError, FedsslError
-from fedssl.core.files import remove_folder
-from fedssl.core.sealed import Sealed, named_tensors, rounds_in, seal, unseal
+from fedssl.core.files import forget, remove_folder
+from fedssl.core.sealed import TENSORS, Sealed, named_tensors, rounds_in, seal, unseal
 from fedssl.federation.messages import ClientState, ClientWeights, GlobalWeights, Scalars, TrainResult, TrainTask
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class ClientStore:
         for number in rounds:
             if number not in kept:
                 remove_folder(self.path(task.client_id, number))
+            elif number != task.round_number:
+                forget(self.path(task.client_id, number) / TENSORS)
 
 
 def _key(task: TrainTask, settings: str) -> str:

@@ -12,7 +12,7 @@ def worker_context() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedssl.federation.client", "torch._dynamo"])  # torch wants it at the first step
+    context.set_forkserver_preload(["fedssl.federation.client"])
     return context
 
 

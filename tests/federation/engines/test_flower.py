@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from fedssl.core.errors import FedsslError, StorageError
 from fedssl.core.weights import Weights
@@ -316,11 +315,11 @@ def test_a_disk_of_the_server_that_refuses_is_no_clients_failure(tmp_path, monke
     good = federation.good
 
     def full(*values):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
 
     def answer(message, node_id):
         reply = good(message, node_id)
-        monkeypatch.setattr("fedssl.core.sealed.save_file", full)
+        monkeypatch.setattr("fedssl.federation.engines.flower.messages.write_tensors", full)
         return reply
 
     federation.grid.answer = answer

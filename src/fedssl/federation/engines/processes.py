@@ -16,11 +16,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import UNFINISHED, storing
-from fedssl.core.sealed import read_tensors
+from fedssl.core.sealed import read_tensors, write_tensors
 from fedssl.federation.client import Client, attempt
 from fedssl.federation.client_store import ClientStore
 from fedssl.federation.messages import Failure, GlobalWeights, StepWatcher, TrainResult, TrainTask
@@ -101,7 +101,7 @@ class ProcessEngine:
             if id(weights) not in files:
                 path = self.folder / f"weights-{len(files)}.{os.getpid()}{UNFINISHED}"
                 with storing(path, weights.num_bytes()):
-                    save_file(weights.named(), path)
+                    write_tensors(path, weights.named())
                 files[id(weights)] = path
         return files
 

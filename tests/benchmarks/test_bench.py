@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from benchmarks import bench
+from benchmarks.measuring import faster, within
+
+
+def fails():
+    raise SystemExit("no port is free")
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    made = {
+        "quick": lambda: [faster("1 quick", "slow", "s", 2.0, 1.0, 1.5)],
+        "broken": fails,
+        "dear": lambda: [within("2 dear", "limit", "s", 1.0, 3.0, 1)],
+    }
+    monkeypatch.setattr(bench, "PARTS", made)
+
+
+def test_a_part_that_fails_costs_its_own_rows_and_the_record_says_what_was_run(parts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "quick,broken,dear", "--out", str(tmp_path)])
+    bench.main()
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [(row["target"], row["passed"]) for row in record["rows"]] == [
+        ("1 quick", True),
+        ("broken", None),
+        ("2 dear", False),
+    ]
+    assert record["rows"][1]["against"] == "not measured: SystemExit"
+    assert (record["command"], len(record["date"])) == ("python -m benchmarks.bench", len("2026-01-01"))
+    assert len(record["environment"]["load_before_and_after"]) == 2
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+    assert "no port is free" in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_part_is_refused(parts, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "quick,slow"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "no part is called 'slow'; known: quick, broken, dear" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""docs/performance.md shows the record of `make bench` as it is, and says the rest in few words."""
+
+import re
+
+from fedssl.experiment.records.run_record import read_json
+from scripts import performance
+
+RECORD = read_json(performance.RECORD)
+ROW = {"unit": "s", "baseline": 2.0, "ours": 1.0, "ratio": 0.5, "needed": "≤ 1", "margin": 2.0, "passed": True}
+ABOUT = {"cpu": "C", "cores": 2, "python": "3", "packages": {"torch": "2"}, "git_commit": "x"}
+
+
+def test_the_page_shows_the_record_as_it_is():
+    page = performance.PAGE.read_text(encoding="utf-8")
+    assert performance.filled(page, RECORD) == page, "run `make results`"
+    assert page.count(f"| {RECORD['rows'][0]['target']} |") == 1
+
+
+def test_the_page_is_short():
+    page = performance.PAGE.read_text(encoding="utf-8")
+    assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 750
+
+
+def test_every_row_and_curve_names_a_run_and_every_run_is_used():
+    named = {one["run"] for one in (*RECORD["rows"], *RECORD["curves"])}
+    assert named == set(RECORD["runs"])
+
+
+def test_a_row_that_is_measured_again_replaces_the_older_one():
+    old = {"runs": {"first": {"note": ""}}, "curves": [], "rows": []}
+    for target in ("11 a", "time against b", "5 c"):
+        old["rows"].append({"run": "first", "target": target, "against": "limit", **ROW})
+    again = {"target": "11 a", "against": "limit", **ROW, "ours": 0.5}
+    new = {
+        "command": "bench",
+        "date": "2026-01-02",
+        "environment": ABOUT | {"load_before_and_after": [1.2, 3]},
+        "rows": [again],
+        "curves": [],
+    }
+    found = performance.merged(old, new, "busy")
+    name = "2026-01-02, C, load 1 to 3"
+    assert [(row["target"], row["run"]) for row in found["rows"]] == [
+        ("time against b", "first"),
+        ("5 c", "first"),
+        ("11 a", name),
+    ]
+    assert set(found["runs"]) == {"first", name}
+    assert "| 11 a | limit | s | 2 | 0.5 | 0.5 | ≤ 1 | pass | b |" in performance.table(found)
+    found["rows"] = found["rows"][2:]
+    assert set(performance.merged(found, new)["runs"]) == {name}, "a run that no row needs is gone"

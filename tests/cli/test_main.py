@@ -52,6 +52,11 @@ def here(tmp_path, monkeypatch, capsys):
     return call
 
 
+def test_help_says_what_an_argument_is():
+    _, out, _ = fedssl("run", "--help")
+    assert "PRESET|FILE  a preset, PRESET+ALGORITHM, or a .toml file  [required]" in out
+
+
 def test_help_names_every_command_and_is_quick_to_import():
     code, out, _ = fedssl("--help")
     assert code == 0

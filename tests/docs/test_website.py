@@ -52,6 +52,7 @@ def test_commands_are_shown_with_options_and_examples():
         assert f"\n## fedssl {command}\n" in page
     assert "```sh\nfedssl run smoke\nfedssl run cifar10-cpu+fedbyol --set rounds=30 --out runs/byol\n" in page
     assert "| `--set KEY=VALUE` | override a setting; may be repeated |" in page
+    assert "| `PRESET&#124;FILE` | a preset, PRESET+ALGORITHM, or a .toml file |" in page
 
 
 def test_every_public_name_is_in_the_python_reference():

@@ -267,6 +267,8 @@ def test_what_evaluate_found_is_shown(runs, tmp_path):
 def test_runs_side_by_side(runs, tmp_path):
     page, left_out = report([runs / "fedema", runs / "alone", runs / "stopped"], tmp_path / "r.html", images=0)
     assert ("h1", "3 runs compared") in page.headings
+    judged = json.loads((runs / "fedema" / "summary.json").read_text())["verdict"]
+    assert next(iter(page.tiles.items())) == ("fedema", judged)
     assert ("setting", "fedema", "alone", "stopped") in page.rows
     assert ("update_rule.name", "fedema", "none", "fedema") in page.rows
     assert ("rounds", "3", "2", "3") in page.rows, "asked for"

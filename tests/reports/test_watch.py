@@ -136,6 +136,8 @@ def test_a_finished_run_has_its_curves_and_an_empty_folder_says_so(finished, tmp
     run = Watched(finished, "run1")
     now = run.look()
     assert (now.state, now.done, now.rounds) == ("finished", 2, 2)
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (now.tiles[0].label, now.tiles[0].value) == ("Verdict", summary["verdict"])
     assert [figure.id for figure in run.figures()] == ["run1-accuracy-accuracy", "run1-loss-loss", "run1-mu-mu"]
     assert run.figures() is run.figures(), "drawn once a round"
     assert Watched(tmp_path, "run2").look().what == "not begun yet"

@@ -4,6 +4,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedssl import __version__
 from fedssl.cli import deployment
@@ -17,6 +18,7 @@ from fedssl.cli.reports import reports_app
 from fedssl.cli.runs import runs_app
 from fedssl.core.errors import FedsslError
 
+typer.core.HAS_RICH = False  # help is plain text here; with rich typer writes "\[required]"
 app = typer.Typer(
     help="Federated self-supervised learning: one image encoder from unlabelled images that stay where they are.\n\n"
     "Start with `fedssl run smoke` (seconds), then `fedssl run cifar10-cpu` (minutes).",

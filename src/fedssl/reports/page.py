@@ -124,6 +124,7 @@ class RunPage:
 class Comparison:
     story: Sequence[str]
     names: list[str]
+    verdicts: Sequence[Tile]
     differing: Rows
     results: Rows
     equal: Rows  # in all runs: results, then settings

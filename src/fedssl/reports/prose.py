@@ -11,7 +11,7 @@ from fedssl.core.settings import summary_of
 from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.site_accuracy import at_sites, mean_of
-from fedssl.experiment.records.verdict import accuracy, advice, continued, points, start, verdict
+from fedssl.experiment.records.verdict import Verdict, accuracy, advice, continued, points, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
 from fedssl.federation.model_communication import UPDATE_RULES
 from fedssl.federation.privacy.accounting import cautions, privacy_text
@@ -172,6 +172,11 @@ def tiles(record: RunRecord) -> list[Tile]:
         up, down = size_text(summary["bytes_up"]), size_text(summary.get("bytes_down", 0))
         made.append(Tile("Sent", traffic(summary), f"{up} from the clients, {down} to them"))
     return made
+
+
+def verdict_tile(record: RunRecord, judged: Verdict) -> Tile:
+    """What is said first of a run among others."""
+    return Tile(record.name, judged.word, _sentence(judged.because), is_text=True)
 
 
 def warnings(record: RunRecord) -> list[str]:

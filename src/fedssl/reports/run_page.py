@@ -17,6 +17,7 @@ from fedssl.experiment.progress.views import QuietView, View
 from fedssl.experiment.records.metrics import COLUMNS, metrics_of
 from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.site_accuracy import at_sites
+from fedssl.experiment.records.verdict import verdict
 from fedssl.reports import prose, run_figures
 from fedssl.reports.compare import (
     evaluation_accuracy,
@@ -176,6 +177,7 @@ def _comparison(records: Sequence[RunRecord]) -> Comparison:
     return Comparison(
         story=[story, chance],
         names=[record.name for record in records],
+        verdicts=[prose.verdict_tile(record, judged) for record in records if (judged := verdict(record))],
         differing=[(row.label, *row.values) for row in differing],
         results=[(row.label, *row.values) for row in outcomes],
         equal=[(row.label, row.values[0]) for row in equal_results + equal_settings],

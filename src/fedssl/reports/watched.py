@@ -22,6 +22,7 @@ from fedssl.experiment.progress.live import LIVE
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import SUMMARY, RunRecord, Table, describe_config, read_json
 from fedssl.experiment.records.site_accuracy import at_sites, mean_of
+from fedssl.experiment.records.verdict import verdict
 from fedssl.reports import run_figures
 from fedssl.reports.compare import duration, percent, site_text
 from fedssl.reports.page import Figure, Tile
@@ -130,7 +131,12 @@ class Watched:
             text=text,
             done=done,
             rounds=planned,
-            tiles=[*_time_tiles(live if alive else {}, summary, done, planned), *_tiles(record), self._disk()],
+            tiles=[
+                *_verdict(record),
+                *_time_tiles(live if alive else {}, summary, done, planned),
+                *_tiles(record),
+                self._disk(),
+            ],
             clients=clients[:MOST_CLIENTS],
             more_clients=max(len(clients) - MOST_CLIENTS, 0),
             failures=[_failure(one, record) for one in reversed(self._failures.look()[-SHOWN:])],
@@ -246,6 +252,12 @@ def _state(alive: bool, live: Table, summary: Table, done: int, planned: int) ->
     return "interrupted", "interrupted: the same command resumes it"
 
 
+def _verdict(record: RunRecord) -> list[Tile]:
+    """Of a run that is over."""
+    judged = verdict(record) if record.status == "finished" else None
+    return [Tile("Verdict", judged.word, judged.because, is_text=True)] if judged else []
+
+
 def _time_tiles(live: Table, summary: Table, done: int, planned: int) -> list[Tile]:
     made = [Tile("Round", f"{done} of {planned}", "finished")]
     if live:
@@ -292,7 +304,7 @@ def _tiles(record: RunRecord) -> list[Tile]:
     failures = sum(len(one.get("failures", [])) for one in rounds)
     hit = sum(bool(one.get("failures")) for one in rounds)
     made.append(Tile("Failures", str(failures), f"in {hit} of {len(rounds)} rounds" if hit else "in no round"))
-    sent = [metrics_of(one) for one in rounds]
+    sent = [metrics_of(one) for one in record.rounds]  # round 0 too: sites may be asked before training
     up, down = (sum(one.get(name, 0) for one in sent) for name in ("bytes_up", "bytes_down"))
     made.append(
         Tile(

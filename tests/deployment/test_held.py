@@ -134,12 +134,14 @@ def test_the_server_hears_of_a_reply_when_it_comes_and_of_none_after_a_moment(mo
         assert await look == b""
         await post(held, "/v1/fleet/push-messages", b"another")
         assert await post(held, "/v1/runtime/get-nodes", b"look") == b"", "of what came meanwhile it hears at once"
+        await post(held, "/v1/runtime/confirm-message-received", b"got it")
+        assert await post(held, "/v1/runtime/get-nodes", b"look") == b"", "nor does it wait once it has a reply"
         gone = asyncio.Event()
         gone.set()
         assert await post(held, "/v1/runtime/get-nodes", b"look", gone) is None
         monkeypatch.setattr(superlink, "A_MOMENT", 0.01)
         assert await post(held, "/v1/runtime/get-nodes", b"look") == b""
-        assert link.bodies.count(b"look") == 3
+        assert link.bodies.count(b"look") == 4
 
     monkeypatch.setattr(superlink, "A_MOMENT", 600.0)
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -140,6 +140,7 @@ def lean_grid(grid: Any) -> Any:
     inflatable_class_registry.update(LEAN)
     keep_freed_memory()  # objects come by the hundred, each as large as the last
     lean = grids.HttpGrid(grid._addr, grid._insecure, grid._cert, token=grid._token)
+    lean._retry_invoker = grid._retry_invoker  # which Flower tells when to give up
     lean.set_run(grid.run)
     return lean
 

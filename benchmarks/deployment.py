@@ -37,6 +37,7 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4096, help="hidden width; they end in half of it")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
+    parser.add_argument("--hops", action="store_true", help="also the CPU seconds of each step (costs some itself)")
     return parser.parse_args(words)
 
 
@@ -52,8 +53,11 @@ def main() -> None:
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     names = [f"site-{number}" for number in range(given.clients)]
+    if given.hops:
+        (folder / "hops").mkdir()
+        os.environ |= {"FEDSSL_HOPS": str(folder / "hops"), "PYTHONPATH": _path(Path(__file__).parent / "hops")}
     security = ["--insecure"] if given.insecure else make_keys(folder, names)
-    port, watch = free_port(), Watch(folder / "run/rounds.jsonl")
+    port, watch = free_port(), Watch(folder / "run/rounds.jsonl", folder / "hops" if given.hops else None)
     with started(folder, names, security, port, given) as (server, clients):
         watch.follow({"server": [server.pid], "client": [one.pid for one in clients]})
         code = server.wait()
@@ -61,6 +65,10 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if code:
         raise SystemExit((folder / "server.txt").read_text())
     return result(folder, given, watch)
+
+
+def _path(first: Path) -> str:
+    return os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
 
 
 def result(folder: Path, given: argparse.Namespace, watch: "Watch") -> dict[str, Any]:
@@ -78,6 +86,7 @@ def result(folder: Path, given: argparse.Namespace, watch: "Watch") -> dict[str,
         "aggregation seconds": statistics.median(one["aggregation_seconds"] for one in rounds),
         "CPU seconds of a round": watch.cpu_per_round(),
         "CPU seconds of a round, all": round(sum(watch.cpu_per_round().values()), 1),
+        "CPU seconds of a round, by step": watch.hops_per_round(),
         "peak MB of all processes": {name: round(peak / 1e6) for name, peak in watch.trees.items()},
         "peak MB, by process": watch.at_peak,
         "peak MB of the largest process": {name: round(peak / 1e6) for name, peak in watch.largest.items()},
@@ -180,13 +189,14 @@ def size_of(folder: Path) -> int:
 class Watch:
     """Memory (resident) and CPU seconds of process trees, looked at every half second; CPU at the end of each round."""
 
-    def __init__(self, rounds: Path) -> None:
-        self.rounds = rounds
+    def __init__(self, rounds: Path, hops: Path | None = None) -> None:
+        self.rounds, self.hops = rounds, hops
         self.trees: dict[str, int] = defaultdict(int)
         self.largest: dict[str, int] = defaultdict(int)
         self.at_peak: dict[str, dict[str, int]] = {}  # what the processes of a tree held then
         self.marks: dict[int, dict[str, float]] = {}  # CPU seconds so far, by the number of rounds that are done
         self._cpu: dict[int, tuple[str, float]] = {}
+        self._steps: dict[int, dict[tuple[str, str], float]] = {}  # of hops/sitecustomize.py, at the same marks
         self._stop = threading.Event()
 
     def follow(self, roots: dict[str, list[int]]) -> None:
@@ -203,6 +213,22 @@ class Watch:
         kinds = sorted(self.marks[last])
         spent = {kind: self.marks[last][kind] - self.marks[first].get(kind, 0.0) for kind in kinds}
         return {kind: round(seconds / (last - first), 2) for kind, seconds in spent.items()}
+
+    def hops_per_round(self) -> dict[str, float]:
+        """CPU seconds of each step, by process, those of 0.05 s and more; empty if nobody counted."""
+        if not self._steps:
+            return {}
+        first, last = min(self._steps), max(self._steps)
+        spent = {step: now - self._steps[first].get(step, 0.0) for step, now in self._steps[last].items()}
+        means = {": ".join(step): round(seconds / (last - first), 2) for step, seconds in spent.items()}
+        return {step: seconds for step, seconds in sorted(means.items()) if seconds >= 0.05}
+
+    def _counted(self) -> dict[tuple[str, str], float]:
+        steps: dict[tuple[str, str], float] = defaultdict(float)
+        for path in self.hops.glob("*.json") if self.hops else ():
+            for step, seconds in json.loads(path.read_text()).items():
+                steps[self._cpu.get(int(path.stem), ("", 0.0))[0], step] += seconds
+        return dict(steps)
 
     def _watch(self, roots: dict[str, list[int]]) -> None:
         while not self._stop.wait(0.5):
@@ -226,6 +252,8 @@ class Watch:
             for kind, seconds in self._cpu.values():
                 totals[kind] += seconds
             self.marks[done] = dict(totals)
+            if self.hops:
+                self._steps[done] = self._counted()
 
     def _note_memory(self, name: str, sizes: dict[int, int]) -> None:
         self.largest[name] = max(self.largest[name], *sizes.values(), 0)

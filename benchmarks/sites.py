@@ -119,6 +119,8 @@ def serve(address: str, count: int) -> None:
     threads = [threading.Thread(target=one, args=(f"site-{number}",)) for number in range(count)]
     for thread in threads:
         thread.start()
+    for thread in threads:  # once this one has ended, no other may start threads to fetch objects with
+        thread.join()
 
 
 def main() -> None:

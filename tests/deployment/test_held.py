@@ -16,10 +16,11 @@ class Link:
     """Flower's side: tasks by node, as bytes, and how often it was asked."""
 
     def __init__(self):
-        self.tasks, self.asked, self.status = {}, 0, 200
+        self.tasks, self.asked, self.status, self.bodies = {}, 0, 200, []
 
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
+        self.bodies.append(body)
         answer = b""
         if scope["path"] == ASK:
             self.asked += 1
@@ -31,10 +32,10 @@ class Link:
         await send({"type": "http.response.body", "body": answer})
 
 
-async def post(held, path, body, gone=None):
+async def post(held, path, body, gone=None, torn=False):
     """The body of the answer; None: there was none."""
     sent, parts = [], [{"type": "http.request", "body": body[:3], "more_body": True}]
-    parts.append({"type": "http.request", "body": body[3:], "more_body": False})
+    parts.append({"type": "http.disconnect"} if torn else {"type": "http.request", "body": body[3:]})
 
     async def receive():
         if parts:
@@ -127,4 +128,41 @@ def test_who_asks_in_the_name_of_a_node_neither_takes_its_place_nor_stays():
         assert await node == b"a task"
         assert not held._waiting
 
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize("path", [ASK, TASKS, "/v1/fleet/push-object"])
+def test_flower_gets_a_body_in_one_piece_and_none_whose_sender_has_gone(path, monkeypatch):
+    monkeypatch.setattr(superlink, "HOLD", 0.0)
+    link = Link()
+    held = Held(link)
+    assert asyncio.run(asyncio.wait_for(post(held, path, push(4), torn=True), 60)) is None
+    assert not link.bodies
+    asyncio.run(asyncio.wait_for(post(held, path, push(4)), 60))
+    assert link.bodies == [push(4)]
+
+
+def test_the_server_hears_of_a_reply_when_it_comes_and_of_none_after_a_moment(monkeypatch):
+    async def story():
+        link = Link()
+        held = Held(link)
+        look = asyncio.create_task(post(held, "/v1/runtime/get-nodes", b"look"))
+        await asyncio.sleep(0.01)
+        await post(held, "/v1/fleet/pull-object", b"an object")
+        await asyncio.sleep(0.01)
+        assert not look.done(), "an object is no news"
+        await post(held, "/v1/fleet/push-messages", b"a reply")
+        assert await look == b""
+        await post(held, "/v1/fleet/push-messages", b"another")
+        assert await post(held, "/v1/runtime/get-nodes", b"look") == b"", "of what came meanwhile it hears at once"
+        await post(held, "/v1/runtime/confirm-message-received", b"got it")
+        assert await post(held, "/v1/runtime/get-nodes", b"look") == b"", "nor does it wait once it has a reply"
+        gone = asyncio.Event()
+        gone.set()
+        assert await post(held, "/v1/runtime/get-nodes", b"look", gone) is None
+        monkeypatch.setattr(superlink, "A_MOMENT", 0.01)
+        assert await post(held, "/v1/runtime/get-nodes", b"look") == b""
+        assert link.bodies.count(b"look") == 4
+
+    monkeypatch.setattr(superlink, "A_MOMENT", 600.0)
     asyncio.run(asyncio.wait_for(story(), 60))

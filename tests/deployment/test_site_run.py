@@ -12,7 +12,7 @@ from fedssl.deployment.site_folder import claim_state
 from fedssl.deployment.site_run import checked_settings, log_of, name_of, open_side
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.resolve import resolve
-from fedssl.federation.client import attempt
+from fedssl.federation.client import attempt, weights_of
 from fedssl.federation.engines.flower.api import Message
 from fedssl.federation.engines.flower.client_app import make_client_app
 from fedssl.federation.engines.flower.messages import pack_task, pack_tensors, unpack_reply
@@ -45,6 +45,17 @@ def test_a_client_trains_on_its_own_images_and_keeps_its_state_by_run(tmp_path):
     assert open_side(node_config(tmp_path), about()).client is side.client, "made once a process"
     another = open_side(node_config(tmp_path), about(run="c3d4"))
     assert another.store.folder == tmp_path / "state/runs/c3d4"
+
+
+def test_what_a_client_begins_with_is_out_of_memory_and_leaves_no_file(tmp_path):
+    write_images(tmp_path / "images", 0, 24)
+    client = open_side(node_config(tmp_path), about()).client
+    begun, fresh = client.first_weights, weights_of(client.method)
+    for part in ("online", "predictor", "target"):
+        assert getattr(begun, part).digest() == getattr(fresh, part).digest()
+    storages = {tensor.untyped_storage().data_ptr() for tensor in begun.online.tensors().values()}
+    assert len(storages) == 1, "views of one map"
+    assert [path.name for path in (tmp_path / "state/runs/a1b2").glob("first*")] == []
 
 
 def test_a_state_of_other_images_is_refused(tmp_path):

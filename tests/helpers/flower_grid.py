@@ -27,13 +27,14 @@ class FakeGrid:
     answer: object
     sent: dict = field(default_factory=dict)
     pushed: list = field(default_factory=list)
+    pushes: int = 0
     numbers: itertools.count = field(default_factory=itertools.count)
 
     def get_nodes(self):
         return list(self.nodes)
 
     def push_messages(self, messages):
-        ids = []
+        ids, self.pushes = [], self.pushes + 1
         for message in messages:
             message_id = f"message {next(self.numbers)}"
             message.metadata.__dict__["_message_id"] = message_id

@@ -18,10 +18,11 @@ def _run(grid: Grid, settings: Facts) -> None:
 
     from fedssl.deployment.server_run import run_at_server
     from fedssl.deployment.supernode import EAGER
+    from fedssl.deployment.transfer import lean_grid
 
     patched: Any = http_grid
     patched.pull_objects = partial(patched.pull_objects, **EAGER)
-    run_at_server(grid, settings)
+    run_at_server(lean_grid(grid), settings)
 
 
 class AtSite(Host):

@@ -40,7 +40,7 @@ SETTINGS, DEPLOYMENT, PROGRESS = "settings.toml", "deployment.json", "progress.l
 
 ERROR, APP_PID = "error.json", "app.pid"
 
-PAUSE = 1.0  # seconds between two looks for replies, at most
+PAUSE = 0.05  # seconds between two looks for replies; our SuperLink keeps each until there is news, or a second
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ What it may ask for is bounded by the site's own limits, and by what it asked fo
 """
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import lru_cache
@@ -18,7 +20,9 @@ import torch
 
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError, printable
+from fedssl.core.files import UNFINISHED, storing
 from fedssl.core.registry import AllowCode
+from fedssl.core.sealed import named_tensors, named_weights, read_tensors, write_tensors
 from fedssl.data.dataset import Pixels, fingerprint, where
 from fedssl.data.partition import Partition
 from fedssl.deployment.audit import Audit, after, parts_of
@@ -34,9 +38,9 @@ from fedssl.experiment.build.site_labels import build_examine, labels_of_site
 from fedssl.experiment.config.resolve import choice, names_in, resolve
 from fedssl.experiment.config.schema import Config, Raw
 from fedssl.federation.client import Client
-from fedssl.federation.client_store import ClientStore
+from fedssl.federation.client_store import PARTS, ClientStore
 from fedssl.federation.engines.flower.client_app import Side
-from fedssl.federation.messages import ClientError, Failure, TrainResult
+from fedssl.federation.messages import ClientError, ClientWeights, Failure, TrainResult
 from fedssl.federation.privacy.budget import epsilon_after
 
 if TYPE_CHECKING:
@@ -182,7 +186,24 @@ def _made(
         client, store = parts.client, client_store(config, parts, folder)
     if not evaluation:
         client.examine = None
+    client.first_weights = _on_disk(client.first_weights, folder)
     return client, store
+
+
+def _on_disk(weights: ClientWeights, folder: Path) -> ClientWeights:
+    """The same, out of memory: only a client without a state needs those it begins with, and that is seldom."""
+    tensors: dict[str, torch.Tensor] = {}
+    for part in PARTS:
+        tensors |= named_tensors(part, getattr(weights, part))
+    path = folder / f"first.{os.getpid()}{UNFINISHED}"
+    with storing(path, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())):
+        try:
+            write_tensors(path, tensors)
+            mapped = read_tensors(path)
+        finally:
+            with suppress(PermissionError):  # Windows keeps the name of a file that is mapped
+                path.unlink(missing_ok=True)
+    return ClientWeights(*(named_weights(part, mapped) for part in PARTS))
 
 
 def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Path) -> tuple[Client, ClientStore]:

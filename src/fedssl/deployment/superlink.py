@@ -3,7 +3,7 @@
 A SuperLink serves three interfaces on one port: for nodes, for whoever starts runs, and for the server's own apps. Only
 the first asks for a registered key; through the second, anybody who reaches the port could run code at every site, and
 anybody on this machine code as the server's user.
-A node that asks for tasks when there are none gets its answer when one comes, not when it asks again.
+Whoever asks for what is not there yet gets an answer when it comes, not when asking again.
 Started as `python -m fedssl.deployment.superlink` with the arguments of `flower-superlink`.
 """
 
@@ -27,6 +27,16 @@ FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded", b"via")  # what a p
 ASK, TASKS = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"
 LARGEST = 2**24  # bytes of a node's request: uploads come in pieces of 5 MiB
 HOLD = 20.0  # seconds that a question is kept; a node gives up on an answer after 30
+A_MOMENT = 1.0  # seconds that others are kept, by the paths of their questions, or until one of these came
+WOKEN_BY = {
+    "/v1/runtime/get-nodes": {  # the server's app, which then looks for replies
+        "/v1/fleet/push-messages",
+        "/v1/fleet/activate-node",
+        "/v1/fleet/deactivate-node",
+        "/v1/runtime/confirm-message-received",  # it has one reply, and goes on to the next, or the next round
+    },
+    "/v1/runtime/acquire-task": {"/v1/control/start-run"},  # what starts that app
+}
 ASGI = Callable[..., Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -102,24 +112,42 @@ def is_forwarded(scope: dict[str, Any]) -> bool:
 
 
 class Held:
-    """Middleware: a node that asks for tasks, and has none, is answered when it has one, or after HOLD seconds."""
+    """Middleware: a node that asks for tasks, and has none, is answered when it has one, or after HOLD seconds.
+
+    Processes of this machine that ask five times a second whether there is news get their answer when there is.
+    """
 
     def __init__(self, app: ASGI) -> None:
         self.app = app
         self._waiting: dict[int, set[asyncio.Event]] = {}  # by the node's id; nobody has said yet who they are
+        self._news = {path: asyncio.Event() for path in WOKEN_BY}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
-        if scope["type"] != "http" or scope["path"] not in (ASK, TASKS):
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        # Whole, since each of Flower's eight layers would start two tasks for every 64 KiB of an object.
         body = await _whole(receive)
-        if scope["path"] == TASKS:
-            await self.app(scope, _replay(body), send)
-            for node_id in nodes_of(TASKS, body):
-                for news in self._waiting.get(node_id, ()):
-                    news.set()
-        else:
+        if body is None:
+            return
+        if scope["path"] == ASK:
             await self._answer(scope, body, receive, send)
+            return
+        if news := self._news.get(scope["path"]):
+            if await _first(news.wait(), receive(), A_MOMENT):
+                return
+            news.clear()
+        await self.app(scope, _replay(body, receive), send)
+        self._wake(scope["path"], body)
+
+    def _wake(self, path: str, body: bytes) -> None:
+        """Whoever waits for what this request brought."""
+        for node_id in nodes_of(TASKS, body) if path == TASKS else ():
+            for news in self._waiting.get(node_id, ()):
+                news.set()
+        for waiting, causes in WOKEN_BY.items():
+            if path in causes:
+                self._news[waiting].set()
 
     async def _answer(self, scope: dict[str, Any], body: bytes, receive: Receive, send: ASGI) -> None:
         deadline = asyncio.get_running_loop().time() + HOLD
@@ -128,7 +156,7 @@ class Held:
             while True:
                 news.clear()
                 answer: list[dict[str, Any]] = []
-                await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body), _into(answer))
+                await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body, _never), _into(answer))
                 left = deadline - asyncio.get_running_loop().time()
                 if not _is_empty(answer) or left <= 0:
                     break
@@ -150,25 +178,31 @@ class Held:
                 del self._waiting[node_id]
 
 
-async def _whole(receive: Receive) -> bytes:
-    """The body of a request."""
+async def _whole(receive: Receive) -> bytes | None:
+    """The body of a request; None: whoever sent it was gone before its end."""
     parts: list[bytes] = []
     more = True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(parts)
 
 
-def _replay(body: bytes) -> Receive:
-    """A `receive` that gives this body, and then nothing."""
+def _replay(body: bytes, then: Receive) -> Receive:
+    """A `receive` that gives this body, and what `then` gives."""
     parts: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
-        return parts.pop() if parts else await asyncio.Future()
+        return parts.pop() if parts else await then()
 
     return receive
+
+
+async def _never() -> dict[str, Any]:
+    return await asyncio.Future()
 
 
 def _into(answer: list[dict[str, Any]]) -> ASGI:

@@ -34,11 +34,16 @@ AT_MOST = 1.0
 def connection(start: Start) -> Any:
     """A context with Flower's connection to the SuperLink: the node's id, and a function for each request."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.supernode.fleet_http_connection import http_request_response
+    from flwr.supernode import fleet_http_connection
 
+    from fedssl.deployment.transfer import lean_node
+
+    lean_node()
     ca = Path(start.ca).read_bytes() if start.ca else None
     private: Any = load_ssh_private_key(Path(start.key).read_bytes(), None) if ca and start.key else None
-    return http_request_response(start.server, ca is None, ca, private and (private, private.public_key()))
+    return fleet_http_connection.http_request_response(
+        start.server, ca is None, ca, private and (private, private.public_key())
+    )
 
 
 class Node:

@@ -145,11 +145,17 @@ class Client:
     def train(
         self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
     ) -> tuple[ClientState, TrainResult]:
-        """Update by the rule, train, and return the new state (stays here) and the result (goes to the server)."""
+        """Update by the rule, train, and return the new state (stays here) and the result (goes to the server).
+
+        The state before is not held while it trains, unless the caller holds it.
+        """
         started, started_working = time.perf_counter(), time.process_time()
         with self.clock.part("rule"):
             task = replace(task, global_weights=self.wire.decode(task.global_weights, self.initial_global_weights()))
             scalars, at = self._start(state, task)
+            key = self._noise_key(state, task.client_id)
+            started_over = state is None and task.accepted_round is not None
+            del state
             images = self.images_of(task.client_id)
             before = Weights.of(self.method.online_encoder)
         train = train_locally if self.training.devices == 1 else train_on_devices
@@ -164,13 +170,13 @@ class Client:
             clock=self.clock,
             received=(at.encoder, at.predictor),
         )
+        self.method.zero_grad()  # gradients take as much memory as the copy that comes next
         with self.clock.part("rule"):
             weights = weights_of(self.method)
             self._check_finite(weights, report.loss, task)
             measured = self.rule.measure(before, weights.online)
             payload = self.method.payload() if self.rule.shares else {}  # first: a method may remember what it sent
             memory = {name: tensor.detach().cpu().clone() for name, tensor in self.method.memory().items()}
-        key = self._noise_key(state, task.client_id)
         if key:
             memory[KEY] = torch.frombuffer(bytearray(key), dtype=torch.uint8)
         kept = {**task.note, **self.rule.kept(scalars), **measured}
@@ -183,7 +189,7 @@ class Client:
             # Of all threads: does not grow with other work.
             "core_seconds": time.process_time() - started_working + report.core_seconds_elsewhere,
         }
-        if state is None and task.accepted_round is not None:
+        if started_over:
             scalars["started_over"] = 1.0
         if key:
             reported = {name: scalars[name] for name in WITH_NOISE}
@@ -300,9 +306,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
     with clock.part("state"):
         kept = store.find(task, settings)
     if kept is None:
-        with clock.part("state"):
-            state = last_state(client, store, task)
-        state, result = client.train(state, task, watch)
+        state, result = client.train(last_state(client, store, task), task, watch)
         with clock.part("state"):
             kept = store.save(task, settings, state, result, client.sent.separate)
     return store.result(kept, client.sent, clock.taken())
@@ -313,7 +317,8 @@ def last_state(client: Client, store: ClientStore, task: TrainTask) -> ClientSta
     if task.accepted_round is None:
         return None
     try:
-        return store.load(task.client_id, task.accepted_round)
+        with client.clock.part("state"):
+            return store.load(task.client_id, task.accepted_round)
     except DamagedError as error:
         if client.start_over:
             return None

@@ -213,6 +213,17 @@ def by_name(federation):
     return ByName(federation.grid, ["north", "south"], federation.said.append)
 
 
+def test_tasks_of_a_round_leave_together_so_that_their_weights_are_stored_once(tmp_path, monkeypatch):
+    federation = Federation(tmp_path / "a")
+    federation.round()
+    assert (federation.grid.pushes, len(federation.grid.pushed)) == (1, 2)
+    monkeypatch.setattr("fedssl.federation.engines.flower.engine.TOGETHER", 1)
+    one_by_one = Federation(tmp_path / "b")
+    one_by_one.round()
+    assert (one_by_one.grid.pushes, len(one_by_one.grid.pushed)) == (2, 2)
+    assert one_by_one.state.global_weights.digest == federation.state.global_weights.digest
+
+
 def test_a_task_is_sent_again_when_flower_lost_its_node_and_training_is_not_repeated(tmp_path, monkeypatch):
     federation = Federation(tmp_path / "x")
     trained = []

@@ -37,6 +37,7 @@ MOST_ERRORS = 3
 
 GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its reply to travel
 ASK_AGAIN = 15.0  # seconds between two questions to a site that is not ready
+TOGETHER = 100  # messages of one push
 A_DAY = 86_400.0  # seconds where nobody said how long: no wait is without an end
 ASKED_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
 NOT_YET = {"approval": "approve the run", "closed": "open: it is outside its hours"}
@@ -93,19 +94,23 @@ class FlowerEngine:
         self._forget_before(max(task.round_number for task in tasks))
         while pending:
             self.directory.look()
-            for one in list(pending.values()):
-                reply = self._advance(one, buffers)
-                if reply is not None:
-                    del pending[one.task.client_id]
-                    worked += reply.scalars.get("seconds", 0.0) if isinstance(reply, TrainResult) else 0.0
-                    yield reply
+            for reply in self._advance(pending, buffers):
+                del pending[reply.client_id]
+                worked += reply.scalars.get("seconds", 0.0) if isinstance(reply, TrainResult) else 0.0
+                yield reply
             if pending:
                 self.presence(self._doing(pending, {task.client_id for task in tasks}))
                 self._wait(list(pending.values()), time.monotonic() - begun)
         self.idle_seconds += max(time.monotonic() - begun - worked / min(self.workers, len(tasks)), 0.0)
 
-    def _advance(self, one: _Pending, buffers: "_Buffers") -> TrainResult | Failure | None:
-        """One step of a task's way: sent, answered, given up, or still nothing."""
+    def _advance(self, pending: dict[int, _Pending], buffers: "_Buffers") -> Iterator[TrainResult | Failure]:
+        """One step of every task's way: answered, sent, given up; whoever takes a reply takes it out of `pending`."""
+        yield from filter(None, map(self._listen, list(pending.values())))
+        self._send_all(list(pending.values()), buffers)
+        yield from filter(None, map(self._given_up, list(pending.values())))
+
+    def _listen(self, one: _Pending) -> TrainResult | Failure | None:
+        """What became of a task that is on its way, if anything."""
         seat = self.directory.seat_of(one.task.client_id)
         if one.message is not None:
             try:
@@ -123,9 +128,11 @@ class FlowerEngine:
                     return self._failure(one, "rejected", f"{error}, {one.errors} times")
             if seat is not None and seat != one.seat:
                 one.message = None  # its node was killed and is back: what it was doing is lost
-        now = time.monotonic()
-        if one.message is None and seat is not None and now >= one.not_before:
-            self._send(one, seat, buffers)
+        return None
+
+    def _given_up(self, one: _Pending) -> Failure | None:
+        """A failure, if it took too long."""
+        now, seat = time.monotonic(), self.directory.seat_of(one.task.client_id)
         if (one.message is not None or now < one.not_before) and seat is not None:
             one.since = now
         if now - one.since > self.patience:
@@ -134,22 +141,33 @@ class FlowerEngine:
             return self._failure(one, "timeout", f"no answer after {self.time_limit or 0:g} s")
         return None
 
-    def _send(self, one: _Pending, seat: Seat, buffers: "_Buffers") -> None:
+    def _send_all(self, pending: list[_Pending], buffers: "_Buffers") -> None:
+        """Sends what can be sent, many at a time: their weights stay at the SuperLink until the last one has them."""
+        now, ready = time.monotonic(), []
+        for one in pending:
+            seat = self.directory.seat_of(one.task.client_id)
+            if one.message is None and seat is not None and now >= one.not_before:
+                ready.append((one, seat))
+        for begin in range(0, len(ready), TOGETHER):
+            some = ready[begin : begin + TOGETHER]
+            messages = [self._packed(one, seat, buffers) for one, seat in some]
+            for (one, seat), sent in zip(some, self.grid.push_messages(messages), strict=False):
+                if sent:
+                    one.message, one.seat = sent, seat
+                    if self.time_limit is not None and not one.question and one.limit == float("inf"):
+                        one.limit = time.monotonic() + self.time_limit + GRACE
+
+    def _packed(self, one: _Pending, seat: Seat, buffers: "_Buffers") -> Message:
         about, one.question = self.about(one.task.client_id), one.task.client_id in self._hesitant
         content = pack_question(one.task, about) if one.question else pack_task(one.task, buffers.of(one.task), about)
         limit = GRACE if one.question else self.time_limit
-        message = Message(
+        return Message(
             content,
             dst_node_id=seat.node,
             message_type=WHO if one.question else TRAIN,
             group_id=str(one.task.round_number),
             ttl=None if limit is None else limit + 2 * GRACE,
         )
-        sent = [message_id for message_id in self.grid.push_messages([message]) if message_id]
-        if sent:
-            one.message, one.seat = sent[0], seat
-            if self.time_limit is not None and not one.question and one.limit == float("inf"):
-                one.limit = time.monotonic() + self.time_limit + GRACE
 
     def _heard(self, one: _Pending, message: Message) -> Failure | None:
         """What a client says to the question whether it would take its task now."""

@@ -24,7 +24,7 @@ def first(tmp_path_factory):
 
 
 def test_a_start_must_be_given(tmp_path):
-    with pytest.raises(FedsslError, match=r"^init\.encoder: must be given, for this run goes on from weights"):
+    with pytest.raises(FedsslError, match=r"^init\.encoder: must be given, for this run continues from weights"):
         load("continue", {**RUN, **SYNTHETIC}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -60,9 +60,9 @@ def watch(
         str, typer.Option(envvar="FEDSSL_WATCH_TOKEN", help="what a browser must show, 16 or more letters and digits")
     ] = "",
 ) -> None:
-    """A web page of runs that go on or are over, which updates itself: rounds, time left, who is awaited, curves.
+    """A web page of runs that are under way or over, which updates itself: rounds, time left, who is awaited, curves.
 
-    It only reads, and only this machine can open it unless --host and --token are given. Ctrl-C ends it; runs go on.
+    It only reads, and only this machine can open it unless --host and --token are given. Ctrl-C ends it, not the runs.
 
     Examples:
 

@@ -103,7 +103,7 @@ class Bench(Comparison):
         return {title: lines for title, lines in lists.items() if lines}
 
     def tables(self) -> list[TablePart]:
-        head = ["", METRICS[self.study.metric], "not told apart from", "training, core time", "sent, up + down"]
+        head = ["", METRICS[self.study.metric], "not distinguishable from", "training, core time", "sent, up + down"]
         head += [] if self.study.metric == "knn" else [METRICS["knn"]]
         rows = [self._line(one) for one in self.ranked]
         return [TablePart(f"{self.study.title}: mean ± sd over seeds, the best first", head, rows)]
@@ -225,7 +225,7 @@ def _order(ranked: Sequence[Result]) -> str:
     decided = [pair for pair in pairs if not _unclear(*pair)]
     best, alike = known[0], [one.cell.row.title for one in known[1:] if _unclear(known[0], one)]
     first = f"{best.cell.row.title} has the highest mean"
-    first += f", not told apart from {', '.join(alike)}" if alike else ", and is better than every other"
+    first += f", not distinguishable from {', '.join(alike)}" if alike else ", and is better than every other"
     return (
         f"Order: {first}. {len(decided)} of {len(pairs)} pairs are decided: their difference is larger than its 95 % "
         "interval over seeds (Student's t, each pair for itself: of many pairs, one in twenty may be chance)."

@@ -29,7 +29,7 @@ def build_method(config: Config, channels: int, image_size: tuple[int, int]) -> 
     network = config.network
     if config.init.required and not config.init.encoder:
         raise FedsslError(
-            "init.encoder: must be given, for this run goes on from weights: --set init.encoder=FILE (a .safetensors "
+            "init.encoder: must be given, for this run continues from weights: --set init.encoder=FILE (a .safetensors "
             "file, a run folder or an export), and network.name as the file has it"
         )
     with global_stream(config.run.seed, "initial-weights"):

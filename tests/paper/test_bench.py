@@ -79,7 +79,7 @@ def test_the_best_first_with_what_is_decided_and_what_is_noise(tmp_path):
     assert (best[2], second[2], worst[2]) == ("fedsimclr", "fedsimclr+feddecorr", "–")
     assert (best[3], best[4]) == ("1 min 30 s", "4.0 MB")
     order = made.sentences()[-1]
-    assert "fedsimclr+feddecorr has the highest mean, not distinguishable from fedsimclr. 2 of 3 pairs are decided" in order
+    assert "fedsimclr+feddecorr has the highest mean, not distinguishable from fedsimclr. 2 of 3 pairs" in order
     assert made.notes() == {}
 
 

@@ -66,7 +66,7 @@ def client(
     max_disk: Annotated[float | None, typer.Option(help="GB that --state may take  [default: 50]")] = None,
     max_runs: Annotated[int | None, typer.Option(help="runs that --state may hold  [default: 100]")] = None,
     accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="images were withdrawn or added since: continue, and record it")
+        bool, typer.Option("--accept-changed-data", help="images were withdrawn or added since: continue and record it")
     ] = False,
     wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,

@@ -38,9 +38,9 @@ def leaves(config: Config) -> list[str]:
     change = ", shortened to clip_norm" if private else ""
     change += ", with noise from here" if noisy else ""
     change += ", masked: only the sum over the sites can be read" if config.uploads.secure else ""
-    told = f"numbers: {', '.join(WITH_NOISE) if noisy else NUMBERS}"
+    single = f"numbers: {', '.join(WITH_NOISE) if noisy else NUMBERS}"
     texts = [f"weights of the {config.uploads.upload} encoder and the predictor{kept}{change}"]
-    texts += ["numbers: as part of that sum alone"] if config.uploads.secure else [told]
+    texts += ["numbers: as part of that sum alone"] if config.uploads.secure else [single]
     if config.evaluation.at_sites:
         summed = ", as part of a sum over the sites" if config.uploads.secure else ""
         texts.append(f"if there are labels here: how many of this site's test images are classified correctly{summed}")

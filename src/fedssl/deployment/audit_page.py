@@ -52,17 +52,17 @@ class AuditPage:
 def page(path: Path, checked: Checked, run: str = "") -> str:
     """All lines, or those of the runs whose id begins so, newest last, then totals per run; the chain holds."""
     lines = _of_run(checked.lines, run)
-    told = [
+    shown = [
         f"{path}: {len(checked.lines)} lines, the chain holds",
         *(f"remark: {text}" for text in checked.remarks),
         "",
     ]
     for line in lines:
         entry, run_id = _entry(line), [f"run {line['run'][:12]}"] if line.get("run") else []
-        told.append(f"{line['time']}  {entry.what}: {', '.join([*run_id, *filter(None, [entry.about])])}")
-        told += [f"    {', '.join(part)}" for part in entry.parts]
-    told += ["", "in all:", *(f"  {_sentence(total)}" for total in _totals(lines))]
-    return "\n".join([*told, f"SHA-256 of the last line: {checked.last}" if checked.last else "nothing yet"])
+        shown.append(f"{line['time']}  {entry.what}: {', '.join([*run_id, *filter(None, [entry.about])])}")
+        shown += [f"    {', '.join(part)}" for part in entry.parts]
+    shown += ["", "in all:", *(f"  {_sentence(total)}" for total in _totals(lines))]
+    return "\n".join([*shown, f"SHA-256 of the last line: {checked.last}" if checked.last else "nothing yet"])
 
 
 def html_page(path: Path, checked: Checked, run: str = "") -> str:

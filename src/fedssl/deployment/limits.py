@@ -65,8 +65,8 @@ def _check_privacy(privacy: ClientDP | None, policy: Policy) -> None:
     if privacy is None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
     if policy.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[policy.require_privacy]:
-        asked = policy.require_privacy
-        raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site asks for {asked!r}")
+        needed = policy.require_privacy
+        raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {needed!r}")
     if privacy.noise_seed != "secret":
         raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
     if privacy.noise_multiplier < policy.min_noise:

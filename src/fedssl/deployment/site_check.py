@@ -113,18 +113,18 @@ class _Way:
         return f"{self.site.ca} vouches for the server"
 
     def clock(self) -> str:
-        asked = HTTPConnection(self.host, self.number)
-        asked.sock = self._connected() if self.site.ca is None else self._verified()
+        connection = HTTPConnection(self.host, self.number)
+        connection.sock = self._connected() if self.site.ca is None else self._verified()
         before = datetime.now(UTC)
         try:
-            asked.request("HEAD", "/v1/fleet/")
-            told = parsedate_to_datetime(asked.getresponse().getheader("Date") or "")
+            connection.request("HEAD", "/v1/fleet/")
+            theirs = parsedate_to_datetime(connection.getresponse().getheader("Date") or "")
         except (OSError, HTTPException, ValueError, TypeError):
             raise FedsslError(f"{self.site.server} gives no time: is it a fedssl server?") from None
         finally:
-            asked.close()
+            connection.close()
         # The answer may take long: what it says is wrong only if it was not the time at any instant since.
-        ahead = max((before - told).total_seconds(), 0.0) + min((datetime.now(UTC) - told).total_seconds(), 0.0)
+        ahead = max((before - theirs).total_seconds(), 0.0) + min((datetime.now(UTC) - theirs).total_seconds(), 0.0)
         differs = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
         if not -BEHIND < ahead < AHEAD:
             raise FedsslError(f"this machine's clock is {differs}: set it by NTP, or the server refuses this site")

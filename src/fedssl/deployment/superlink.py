@@ -152,7 +152,7 @@ class Held:
     async def _answer(self, scope: dict[str, Any], body: bytes, receive: Receive, send: ASGI) -> None:
         deadline = asyncio.get_running_loop().time() + HOLD
         (node_id,) = nodes_of(ASK, body) or {0}
-        with self._told(node_id) as news:
+        with self._awaiting(node_id) as news:
             while True:
                 news.clear()
                 answer: list[dict[str, Any]] = []
@@ -166,7 +166,7 @@ class Held:
             await send(part)
 
     @contextlib.contextmanager
-    def _told(self, node_id: int) -> Iterator[asyncio.Event]:
+    def _awaiting(self, node_id: int) -> Iterator[asyncio.Event]:
         """An event that is set when something came for this node; several may ask in its name."""
         news = asyncio.Event()
         self._waiting.setdefault(node_id, set()).add(news)

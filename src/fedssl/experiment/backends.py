@@ -130,7 +130,7 @@ def site_evaluation(run: Running, engine: Engine, secure: "SecureServer | None")
             run=f"{secure.run}/evaluation",
             prefix=EVALUATE,
             _adverts={},
-            _told={},
+            _informed={},
         )
     return SiteEvaluation(engine=engine, num_clients=parts.server.num_clients, wire=parts.server.wire, secure=sums)
 

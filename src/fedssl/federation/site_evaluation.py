@@ -37,8 +37,8 @@ class Counts:
     clients: int = 1
 
     def as_record(self) -> dict[str, int]:
-        whose = {"clients": self.clients} if self.client is None else {"client": self.client}
-        return {**whose, "n": self.n, **self.correct}
+        owner = {"clients": self.clients} if self.client is None else {"client": self.client}
+        return {**owner, "n": self.n, **self.correct}
 
 
 # --- a client's side
@@ -55,8 +55,8 @@ def answer(client: "Client", store: ClientStore, task: TrainTask) -> TrainResult
         return sums.secure.answer(sums, replace(task, stage=stage))
     if client.terms is None:
         counts = client.examine(task.client_id, client.global_encoder(task))
-        told = {name: counts.correct[name] for name in MEASURES}
-        return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, counts.n, scalars=dict(told))
+        reported = {name: counts.correct[name] for name in MEASURES}
+        return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, counts.n, scalars=dict(reported))
     if sums.find(task, "") is None:
         _keep(client, sums, task)
     return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, 1)  # the sum will say the rest
@@ -129,8 +129,8 @@ class SiteEvaluation:
     def measure(self, state: ServerState, away: Collection[int] = ()) -> Evaluated:
         """Of the global encoder of this state; nobody waits for those who are `away`, and no failure ends a run."""
         weights = self.wire.encode(GlobalWeights(state.global_weights.encoder, Weights()))
-        asked = [k for k in range(self.num_clients) if k not in self._refused and k not in away]
-        tasks = {k: self._task(k, state.round_number + 1, weights) for k in asked}
+        sampled = [k for k in range(self.num_clients) if k not in self._refused and k not in away]
+        tasks = {k: self._task(k, state.round_number + 1, weights) for k in sampled}
         results, failures = self._gather(tasks)
         self._refused |= {one.client_id for one in failures if one.code == "refused"}
         found = (

@@ -102,13 +102,13 @@ def _scalars(result: TrainResult, needed: Collection[str]) -> str:
 
 
 def _counts(result: TrainResult, names: Collection[str]) -> str:
-    told = result.scalars
-    for name in sorted(told.keys() ^ set(names)):
+    numbers = result.scalars
+    for name in sorted(numbers.keys() ^ set(names)):
         return f"{name} is missing" if name in names else f"{name} is not asked for"
     if result.profile or result.payload:
         return "more than counts"
-    wrong = [name for name, count in told.items() if not (_whole(count) and 0 <= count <= result.num_examples)]
-    return f"{wrong[0]} is {reprlib.repr(told[wrong[0]])} of {result.num_examples} images" if wrong else ""
+    wrong = [name for name, count in numbers.items() if not (_whole(count) and 0 <= count <= result.num_examples)]
+    return f"{wrong[0]} is {reprlib.repr(numbers[wrong[0]])} of {result.num_examples} images" if wrong else ""
 
 
 def _weights(sent: GlobalWeights, like: GlobalWeights) -> str:

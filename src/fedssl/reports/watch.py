@@ -98,10 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        asked = parse_qs(url.query)
+        query = parse_qs(url.query)
         if not self._at_home():
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "this name is not one of this server's")
-        elif self.server.token and self._is(asked.get("token", [""])[0]) and url.path == "/":
+        elif self.server.token and self._is(query.get("token", [""])[0]) and url.path == "/":
             self._send(HTTPStatus.SEE_OTHER, "text/plain", "", {"Location": "./", "Set-Cookie": self._cookie()})
         elif self.server.token and not self._known():
             self._send(
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif url.path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.board.html())
         elif url.path == "/now.json":
-            have = frozenset(asked.get("have", [""])[0].split(","))
+            have = frozenset(query.get("have", [""])[0].split(","))
             self._send(HTTPStatus.OK, "application/json", json.dumps(self.server.board.changes(have)))
         elif url.path == "/watch.js":
             self._send(HTTPStatus.OK, "text/javascript", self.server.script)

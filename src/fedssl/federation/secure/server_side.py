@@ -60,7 +60,7 @@ class SecureServer:
     run: str = ""  # the id of the run; "": a new one, or that of the file
     prefix: bytes = b""  # of every stage: which of a client's sums it is about
     _adverts: dict[str, KeyAdvert] = field(default_factory=dict)
-    _told: dict[str, set[str]] = field(default_factory=dict)  # of whose keys each was told
+    _informed: dict[str, set[str]] = field(default_factory=dict)  # of whose keys each was told
 
     def __post_init__(self) -> None:
         known = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
@@ -80,9 +80,9 @@ class SecureServer:
         ask({name: KeyCall(self.run) for name in names if name not in self._adverts}, self._take(KeyAdvert, self._know))
         met = [name for name in names if name in self._adverts]
         peers = Peers(tuple(self._adverts.values())) if met else None
-        new = [name for name in met if not self._told.get(name, set()) >= set(met)]
-        ask(dict.fromkeys(new, peers), lambda name, _: self._told.update({name: set(self._adverts)}))
-        ready = [k for k in clients if self._told.get(self.names[k], set()) >= set(met) and self.names[k] in met]
+        new = [name for name in met if not self._informed.get(name, set()) >= set(met)]
+        ask(dict.fromkeys(new, peers), lambda name, _: self._informed.update({name: set(self._adverts)}))
+        ready = [k for k in clients if self._informed.get(self.names[k], set()) >= set(met) and self.names[k] in met]
         if len(ready) < self.threshold:
             text = f"{len(ready)} clients exchanged keys, {self.threshold} are needed (aggregation.secure_threshold)"
             raise TooFewClientsError(round_number, text, ask.failures)

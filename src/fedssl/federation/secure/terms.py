@@ -71,10 +71,10 @@ class Terms:
             f"{layout.step(layout.tensors[0]):.2g}"
         )
 
-    def part(self, trained: GlobalWeights, origin: GlobalWeights, examples: int, told: Scalars) -> GlobalWeights:
+    def part(self, trained: GlobalWeights, origin: GlobalWeights, examples: int, reported: Scalars) -> GlobalWeights:
         """A client's part of the sum: a vector of 32-bit numbers, not masked yet."""
-        sums = {name: min(max(told.get(name, 0.0), -LIMITS[name]), LIMITS[name]) for name in self.numbers}
-        counts = {name + COUNT: float(name in told) for name in self.numbers}
+        sums = {name: min(max(reported.get(name, 0.0), -LIMITS[name]), LIMITS[name]) for name in self.numbers}
+        counts = {name + COUNT: float(name in reported) for name in self.numbers}
         count = 1 if self.equal else examples
         return packed(encode(self.layout, joined(trained), joined(origin), count, sums | counts))
 

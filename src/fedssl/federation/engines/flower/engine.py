@@ -214,13 +214,13 @@ class FlowerEngine:
         text = printable(f"{name}: {detail}" if name else detail)
         return Failure(one.task.client_id, one.task.round_number, code, text)
 
-    def _doing(self, pending: dict[int, _Pending], asked: set[int]) -> dict[int, str]:
+    def _doing(self, pending: dict[int, _Pending], sampled: set[int]) -> dict[int, str]:
         """Of every client; one that has delivered is done, wherever it is now."""
         doing = {}
         for client in range(self.clients):
             here = "away" if self.directory.seat_of(client) is None else "here"
             asked_for = "working" if here == "here" else "away"
-            doing[client] = asked_for if client in pending else "done" if client in asked else here
+            doing[client] = asked_for if client in pending else "done" if client in sampled else here
         return doing
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:

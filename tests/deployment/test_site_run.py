@@ -171,7 +171,7 @@ def test_what_a_run_was_begun_with_is_checked_before_it_is_used(tmp_path):
         ({"privacy.noise_multiplier": 0.4}, r"privacy\.noise_multiplier: 0\.4, this site asks for 0\.5"),
         ({"privacy.clip_norm": 1e30}, r"privacy\.clip_norm: 1e\+30, this site takes 1 at most"),
         ({"privacy.noise_seed": "run"}, r"privacy\.noise_seed: .* asks for 'secret'"),
-        ({"privacy.placement": "central"}, r"privacy\.placement: .* asks for 'local'"),
+        ({"privacy.placement": "central"}, r"privacy\.placement: .* this site for 'local'"),
     ],
 )
 def test_weaker_privacy_than_a_site_asks_for_is_refused_from_the_start(tmp_path, change, told):

@@ -196,6 +196,26 @@ def decorrelated_simclr(m: Any, views: Views) -> Tensor:
     return loss
 
 
+def uniform_simclr(m: Any, views: Views) -> Tensor:
+    z1, z2 = (m.online_encoder(view) for view in views)
+    loss = cross_entropy_of_pairs(z1, z2, m.temperature)
+    for z in (z1, z2):
+        sphere, directions = F.normalize(torch.randn_like(z), dim=1), torch.randn(50, z.shape[1])
+        ours, theirs = (torch.sort(x @ directions.T, dim=0)[0] for x in (F.normalize(z, dim=1), sphere))
+        loss = loss + 0.01 * (ours - theirs).pow(2).mean() / 2
+    return loss
+
+
+def proximal_simclr(m: Any, views: Views) -> Tensor:
+    weights = list(m.online_encoder.parameters())
+    if not hasattr(m, "anchors"):  # the global model, at the first step of a round
+        m.anchors = [weight.detach().clone() for weight in weights]
+    loss, proximal = simclr(m, views), torch.zeros(())
+    for weight, anchor in zip(weights, m.anchors, strict=True):
+        proximal = proximal + (weight - anchor).pow(2).sum()
+    return loss + 0.01 / 2 * proximal
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -222,6 +242,7 @@ CASES = (
     Case("byol", byol),
     Case("simclr", simclr),
     Case("simsiam", simsiam),
+    Case("mocov1", moco),
     Case("mocov2", moco),
     Case("vicreg", vicreg),
     Case("barlow", barlow),
@@ -233,6 +254,8 @@ CASES = (
     Case("fedx", fedx),
     Case("fedsc", fedsc),
     Case("simclr", decorrelated_simclr, training=LocalTraining(decorrelation=0.1), label="+feddecorr"),
+    Case("simclr", uniform_simclr, training=LocalTraining(uniformity=0.01), label="+fedu2"),
+    Case("simclr", proximal_simclr, training=LocalTraining(proximal=0.01), label="+fedprox"),
 )
 
 

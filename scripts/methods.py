@@ -11,6 +11,7 @@ from fedssl.experiment.records.run_record import read_json
 from scripts.trials import RESULTS, ROOT, TrialList, mean_and_spread
 
 PAGE, COSTS = ROOT / "docs/methods.md", RESULTS / "step-costs.json"
+ELSEWHERE = {"+fedema": "none per step", **dict.fromkeys(("+l-dawa", "+fedavgm", "+fedadam"), "server only")}  # costs
 MARKS = {name: (f"<!-- {name} -->\n", f"<!-- end of {name} -->") for name in ("methods", "step costs")}
 
 
@@ -26,7 +27,10 @@ def with_numbers(row: str) -> str:
     trial = known.trials.get(name[1:] if name.startswith("+") else name if name.startswith("fed") else f"fed{name}")
     accuracies = [one["trained"]["linear"] for one in known.records(trial)] if trial else []
     cost = step_costs().get(name)
-    cells[4:] = [f"{cost['of_byol']:.2f}" if cost else "–", mean_and_spread(accuracies) if accuracies else "–"]
+    cells[4:] = [
+        f"{cost['of_byol']:.2f}" if cost else ELSEWHERE.get(name, "–"),
+        mean_and_spread(accuracies) if accuracies else "–",
+    ]
     return f"| {' | '.join(cells)} |"
 
 

@@ -128,7 +128,7 @@ def test_a_network_for_another_image_size_names_both_and_the_setting():
         feature_size(network, 3, (64, 64))
     assert str(caught.value) == (
         "network: the backbone fails on images of 3x64x64: Expected 224 but got 64; it takes 224x224: give it such "
-        "images (data.image_size = 224), or build it for 64x64 with a setting of its own in [network]"
+        "images (data.image_size = 224), or build it for this size with a setting of its own in [network]"
     )
     assert network.training
     with pytest.raises(FedsslError, match=r"fails on images of 1x64x64: (?!.*it takes)"):

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from fedssl.cli import main as cli
+from fedssl.methods import METHODS
 from tests.helpers.pictures import write_folder
 from tests.helpers.written_runs import CONFIG, changed, write_run
 
@@ -144,7 +145,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, here, arguments, messag
 def test_listings():
     for command, words in (
         ("presets", ["cifar10-noniid", "cifar100-iid", "cifar10-cpu", "smoke", "+fedema", "+fedsimclr"]),
-        ("methods", ["simclr", "mocov1", "mocov2", "simsiam", "byol", 'method.head = "linear"', "temperature = 0.07"]),
+        ("methods", ["simclr", "mocov1", "mocov2", "simsiam", "byol", "Settings: fedssl methods NAME"]),
+        ("methods mocov1", ["mocov1", 'method.head = "linear"', "temperature = 0.07"]),
         ("rules", ["replace", "update-both", "fedu", "fedema", "constant-mu", "none", "update_rule.tau = 0.7"]),
         (
             "aggregators",
@@ -156,9 +158,19 @@ def test_listings():
             ],
         ),
     ):
-        code, out, _ = fedssl(command)
+        code, out, _ = fedssl(*command.split())
         assert code == 0
         assert [word for word in words if word not in out] == []
+
+
+def test_methods_are_a_line_each_and_a_name_that_is_none_is_one_line():
+    lines = fedssl("methods")[1].splitlines()
+    assert [line.split()[0] for line in lines] == [*METHODS, "Settings:"]
+    assert all("Needs: " in line and "Leaves the client: " in line for line in lines[:-1])
+    assert fedssl("methods", "simclr")[1].count("simclr") == 1
+    code, _, err = fedssl("methods", "simcrl")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no 'simcrl' (did you mean 'simclr'?)" in err
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

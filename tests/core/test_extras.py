@@ -67,6 +67,18 @@ def test_a_folder_of_that_name_is_no_package(monkeypatch, tmp_path):
     sys.modules.pop("datasets", None)
 
 
+def test_a_library_that_breaks_on_import_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist\\nmore')")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(FedsslError) as caught:
+        need("timm", "network.name = timm:resnet18")
+    assert str(caught.value) == (
+        "network.name = timm:resnet18: timm is installed but cannot be imported: operator torchvision::nms does not "
+        'exist: install it anew for the packages here: pip install --force-reinstall "fedssl[timm]"'
+    )
+
+
 @pytest.mark.parametrize(("extra", "command"), COMMANDS)
 def test_a_command_says_so_before_any_work_is_done(monkeypatch, tmp_path, extra, command):
     write_folder(tmp_path / "photos")

@@ -86,6 +86,8 @@ def test_best_is_the_better_batchnorm_mode_and_a_gain_is_between_two_of_them():
     first = Best.of({"knn": 0.2, "knn_reestimated": 0.4}, "knn")
     last = Best.of({"knn": 0.45, "knn_sd": 0.01, "knn_reestimated": 0.3, "knn_reestimated_sd": 0.5}, "knn")
     assert (first, last) == (Best(0.4, "reestimated"), Best(0.45, "running", 0.01))
+    spreads = {"backbone_std": 0.3, "backbone_std_reestimated": 0.3}
+    assert Best.of({"knn": 0.4, "knn_reestimated": 0.4, **spreads}, "knn") == Best(0.4), "it has no BatchNorm"
     assert Best.of({"knn": None, "linear": 0.5}, "knn") is None
     gain = Gain.unpaired(first, last, 100)
     assert gain.difference == pytest.approx(0.05)

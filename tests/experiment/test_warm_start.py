@@ -129,9 +129,12 @@ def test_a_pickle_is_refused_unopened_with_the_remedy(tmp_path, name, kind):
         path.write_bytes(pickle.dumps(Touches(touched)))
     else:
         torch.save({"weights": Touches(touched)}, path)
-    with pytest.raises(FedsslError, match=r"a pickle.*save_file\(torch\.load\('weights.*weights_only=True"):
+    with pytest.raises(FedsslError, match=r"a pickle.*save_file\(torch\.load\('weights.*weights_only=True") as caught:
         build(load_config("smoke", {**TINY, "init.encoder": str(path)}))
     assert not touched.exists()
+    target = "weights-converted.safetensors" if name == "weights.safetensors" else "weights.safetensors"
+    assert f"weights_only=True), '{target}')" in str(caught.value), "never over the file itself"
+    assert "torch.load(…)['state_dict'], ['model'] or ['teacher']" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("x.onnx", "an ONNX graph"), ("x.pt2", "a torch.export program")])

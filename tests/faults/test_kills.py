@@ -10,7 +10,7 @@ from tests.helpers.faults import PRESETS, crash, everything, finish, kill_and_co
 QUICK = {"evaluation.every": 0, "data.test_images": 10}
 
 
-@pytest.mark.parametrize(("name", "kills"), [*zip(PRESETS, (4, 3, 2, 2, 2, 2), strict=True)])
+@pytest.mark.parametrize(("name", "kills"), [*zip(PRESETS, (4, 3, 2, 2, 2, 2, 2), strict=True)])
 def test_sigkill_at_random_instants_changes_nothing(tmp_path, name, kills):
     found = kill_and_compare(name, kills, seed=0, scratch=tmp_path)
     assert len(found) == kills

@@ -36,6 +36,7 @@ PRESETS = {
         | {"network.width": 8, "network.depth": 1, "method.decoder": "stays"}
         | {"method.decoder_width": 8, "method.decoder_depth": 1},
     ),
+    "FedSC": ("smoke+fedsc", SETTINGS),  # a payload that the server pools, and client memory
     "Secure FedEMA": ("smoke", SETTINGS | {"aggregation.secure": True, "update_rule.lambda_at": "client"}),
 }
 TIMES = ("seconds", "core_seconds", "images_per_second", "aggregation_seconds", "files")  # of files: they hold times

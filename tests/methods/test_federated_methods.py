@@ -202,7 +202,7 @@ def test_fedsc_against_numpy():
         loss = method.loss(both).item()
     z = [one * np.minimum(1, 2 / np.linalg.norm(one, axis=1, keepdims=True)) for one in z]
     joint = np.concatenate(z)
-    own, a = joint.T @ joint / len(joint), 1 - 0.8 * 5 / 10
+    own, a = joint.T @ joint / len(joint), 1 - 0.8 * 5 / 9
     expected = -2 * np.trace(z[0] @ z[1].T) / 6 + a * (own**2).sum()
     expected += 2 * (1 - a) * np.trace(own @ others.double().numpy())
     assert loss == pytest.approx(expected, rel=1e-4)
@@ -217,13 +217,22 @@ def test_a_client_takes_its_own_matrix_off_the_sum_if_it_is_in_it():
     method.prepare(at(method, round_number=4))
     method.receive(total)
     assert torch.equal(method.others, theirs)
-    assert method.alpha.item() == pytest.approx(1 - 0.8 * 0.3)
+    assert method.alpha.item() == pytest.approx(1 - 0.8 * 3 / 9)
     method.prepare(at(method, round_number=5))  # the sum of a round in which it was not
     method.receive(total)
     assert torch.equal(method.others, (mine + theirs) / 2)
     method.prepare(at(method, round_number=4))
     method.receive({"correlation": mine, "clients": torch.tensor(1)})  # alone
     assert (method.others.abs().max().item(), method.alpha.item()) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("rounds", "alphas"), [(5, [1.0, 0.8, 0.6, 0.4, 0.2]), (2, [1.0, 0.2]), (1, [1.0])])
+def test_alpha_falls_from_1_to_its_end_over_the_rounds(rounds, alphas):
+    method, found = make_method("fedsc"), []
+    for number in range(1, rounds + 1):
+        method.prepare(at(method, round_number=number, rounds=rounds))
+        found.append(method.share)
+    assert found == pytest.approx(alphas)
 
 
 def test_what_travels_is_the_mean_matrix_of_the_round_with_noise_and_then_its_sum(tmp_path):

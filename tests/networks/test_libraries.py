@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import nn
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import Typed
 from fedssl.deployment.site_run import checked_settings
-from fedssl.experiment.build.networks import build_method
+from fedssl.experiment.build.networks import _crops, build_method
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config, load_raw, typed_config
 from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone
@@ -26,11 +27,13 @@ OWN = {name: value for name, value in TINY.items() if name != "network.width"}
 class Tiny(nn.Module):
     """What the stand-in's create_model makes: one vector for each image, sized by its arguments."""
 
-    def __init__(self, in_chans, patch_size=4):
+    def __init__(self, in_chans, patch_size=4, img_size=None, dynamic_img_size=False):
         super().__init__()
         self.conv1 = nn.Conv2d(in_chans, 5, patch_size, patch_size)
+        self.only = None if dynamic_img_size else img_size
 
     def forward(self, images):
+        torch._assert(not self.only or self.only == [*images.shape[2:]], f"made for {self.only}")
         return self.conv1(images).mean(dim=(2, 3))
 
 
@@ -41,9 +44,9 @@ def timm(monkeypatch):
 
     def create_model(name, pretrained=False, num_classes=1000, in_chans=3, **others):
         calls.append({"name": name, "pretrained": pretrained, "num_classes": num_classes, **others})
-        if "img_size" in others and others.pop("img_size")[0] < 8:
+        if "img_size" in others and others["img_size"][0] < 8:
             raise ValueError("too small\nfor this network")
-        return Tiny(in_chans, **others)
+        return module.made(in_chans, **others)
 
     about = {
         "mean": MEAN,
@@ -54,7 +57,7 @@ def timm(monkeypatch):
     }
     module = types.ModuleType("timm")
     module.__file__ = "timm.py"
-    module.calls, module.create_model = calls, create_model
+    module.calls, module.create_model, module.made = calls, create_model, Tiny
     module.list_models = lambda pretrained=False: ["resnet18", "resnet34", "vit_tiny_patch16_224"]
     module.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: about)
     monkeypatch.setitem(sys.modules, "timm", module)
@@ -63,12 +66,12 @@ def timm(monkeypatch):
 
 def test_a_network_by_its_name_without_download_and_without_head(timm):
     network = find_backbone("timm:resnet18", image_size=(16, 16))(3, patch_size=2)
-    assert timm.calls == [
-        {"name": "resnet18", "pretrained": False, "num_classes": 0, "img_size": [16, 16], "patch_size": 2}
-    ]
+    size = {"img_size": [16, 16], "dynamic_img_size": True}
+    assert timm.calls == [{"name": "resnet18", "pretrained": False, "num_classes": 0, "patch_size": 2, **size}]
     assert feature_size(network, 3, (16, 16)) == 5
     origin = origin_of(network)
     assert (origin.library, origin.model) == ("timm", "resnet18")
+    assert origin.arguments == {"img_size": [16, 16], "patch_size": 2}, "as timm makes it for one size"
     assert origin.published_input == {"size": [224, 224], "interpolation": "bicubic"}
 
 
@@ -101,6 +104,48 @@ def test_a_size_or_setting_that_the_network_refuses_is_one_line(timm):
         find_backbone("timm:resnet18", image_size=(16, 16))(3, mean=[0.1, 0.2])
     with pytest.raises(FedsslError, match=r"network\.widht: unknown key"):
         load_config("smoke", {**OWN, "network.name": "timm:resnet18", "network.widht": 3})
+
+
+class OneSize(Tiny):
+    """Of a class of timm that takes images of its own size only."""
+
+    def __init__(self, in_chans, img_size=None):
+        super().__init__(in_chans, img_size=img_size)
+
+
+VIEWS = {**OWN, "network.name": "timm:resnet18"}
+CROPS = VIEWS | {"method.name": "dino", "method.local_views": 1}
+
+
+@pytest.mark.parametrize("settings", [VIEWS | {"augmentation.output_size": 8}, CROPS])
+def test_a_transformer_takes_views_of_another_size(timm, settings):
+    assert build(load_config("smoke", settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            VIEWS | {"augmentation.output_size": 24},
+            "fails on views (augmentation.output_size) of 3x24x24: made for [28, 28]; it takes 28x28: set "
+            "augmentation.output_size = 28",
+        ),
+        (
+            CROPS,
+            "fails on small crops (method.local_part, method.local_views) of 3x14x14: made for [28, 28]; it takes "
+            "28x28: set method.local_part = 1, or method.local_views = 0 for none",
+        ),
+    ],
+)
+def test_a_network_of_one_size_is_refused_with_the_setting_of_its_views(timm, settings, message):
+    timm.made = OneSize
+    with pytest.raises(FedsslError) as caught:
+        build(load_config("smoke", settings | {"data.image_size": 28}))
+    assert str(caught.value) == f"network: the backbone {message}"
+
+
+def test_small_crops_that_need_larger_views():
+    assert _crops(0.5, 16).remedy(28) == "set augmentation.output_size = 56, or method.local_views = 0 for none"
 
 
 # --- who may name code: a known library's model is data, anything else is code as ever -------------------------------
@@ -164,7 +209,8 @@ def test_pretrained_is_short_for_init_encoder(timm, tmp_path):
     assert said in parts.remarks
 
 
-def test_true_asks_the_library_and_says_when_it_cannot(timm):
+def test_true_asks_the_library_and_says_when_it_cannot(timm, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # nobody is asked
     config = load_config("smoke", {**OWN, "network.name": "timm:resnet18", "network.pretrained": True})
     assert config.init.encoder == "timm:resnet18"
     build_method(config, 3, (16, 16))
@@ -221,4 +267,12 @@ def test_an_absent_library_is_one_line_with_the_command(monkeypatch, library):
     with pytest.raises(FedsslError) as caught:
         find_backbone(f"{library}:resnet18", image_size=(16, 16))(3)
     wanted = f'network.name = {library}:resnet18: {library} is not installed: pip install "fedssl[{library}]"'
+    assert str(caught.value) == wanted
+
+
+def test_create_model_without_timm_is_the_same_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(FedsslError) as caught:
+        BACKBONES.typed("timm:create_model")
+    wanted = 'network.name = timm:create_model: timm is not installed: pip install "fedssl[timm]"'
     assert str(caught.value) == wanted

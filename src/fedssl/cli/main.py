@@ -13,7 +13,7 @@ from fedssl.cli.client import client_app
 from fedssl.cli.data import data_app
 from fedssl.cli.encoders import encoders_app
 from fedssl.cli.paper import paper_app
-from fedssl.cli.registries import print_registry
+from fedssl.cli.registries import print_one, print_registry, print_short
 from fedssl.cli.reports import reports_app
 from fedssl.cli.runs import runs_app
 from fedssl.core.errors import FedsslError
@@ -69,9 +69,14 @@ def networks() -> None:
 
 
 @app.command()
-def methods() -> None:
-    """List the self-supervised methods: what each does and needs, what leaves the client, its settings ([method])."""
-    print_registry("method")
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one with its settings.")] = None,
+) -> None:
+    """List the self-supervised methods: what each does and needs, what leaves the client; of one also its settings."""
+    if name:
+        print_one("method", name, "fedssl methods")
+    else:
+        print_short("method", "fedssl methods")
 
 
 @app.command()

@@ -16,18 +16,45 @@ FILE = "registries.json"
 
 def print_registry(table: str) -> None:
     """All entries of a registry with their settings, and the names that installed packages add to it."""
+    for entry in _read()[table]["entries"]:
+        _print_entry(table, entry)
+    _print_installed(table)
+
+
+def print_short(table: str, command: str) -> None:
+    """A line for each entry; `command` with its name shows the settings."""
+    for entry in _read()[table]["entries"]:
+        typer.secho(entry["name"], bold=True, nl=False)
+        typer.echo("  " + " ".join(filter(None, (entry["summary"], entry["needs"], entry["warning"]))))
+    _print_installed(table)
+    typer.echo(f"Settings: {command} NAME")
+
+
+def print_one(table: str, name: str, command: str) -> None:
+    """One entry with its settings."""
+    from fedssl.core.registry import unknown
+
+    entries = {entry["name"]: entry for entry in _read()[table]["entries"]}
+    if name not in entries:
+        raise unknown(f"{command}: there is no", name, entries, command)
+    _print_entry(table, entries[name])
+
+
+def _print_entry(table: str, entry: dict[str, Any]) -> None:
+    typer.secho(entry["name"], bold=True, nl=False)
+    typer.echo(f"  {entry['summary']}")
+    if entry["needs"]:
+        typer.echo(f"    {entry['needs']}")
+    if entry["warning"]:
+        typer.secho(f"    {entry['warning']}", fg="yellow")
+    for key, (expected, default) in entry["settings"].items():
+        typer.echo(f"    {table}.{key} = {default}   ({expected})")
+
+
+def _print_installed(table: str) -> None:
     from importlib.metadata import entry_points
 
     described = _read()[table]
-    for entry in described["entries"]:
-        typer.secho(entry["name"], bold=True, nl=False)
-        typer.echo(f"  {entry['summary']}")
-        if entry["needs"]:
-            typer.echo(f"    {entry['needs']}")
-        if entry["warning"]:
-            typer.secho(f"    {entry['warning']}", fg="yellow")
-        for key, (expected, default) in entry["settings"].items():
-            typer.echo(f"    {table}.{key} = {default}   ({expected})")
     own = {entry["name"] for entry in described["entries"]}
     for one in entry_points(group=described["group"]):  # listed, not imported
         if one.name not in own:

@@ -30,5 +30,11 @@ def need(extra: str, needed_by: str, also: Sequence[str] = ()) -> None:
             missing = name if getattr(module, "__file__", "") is None else ""  # None: any folder of that name
         except ImportError as error:
             missing = error.name or name
+        except Exception as error:  # a library for another version of what it needs raises what it likes
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise FedsslError(
+                f"{needed_by}: {name} is installed but cannot be imported: {why}: install it anew for the packages "
+                f'here: pip install --force-reinstall "fedssl[{extra}]"'
+            ) from error
         if missing:
             raise FedsslError(f'{needed_by}: {missing} is not installed: pip install "fedssl[{extra}]"')

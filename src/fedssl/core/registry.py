@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.extras import EXTRAS, need
 
 Entry = TypeVar("Entry")
 AllowCode = Sequence[str]  # packages ("mynets") whose code may be imported, or an entry by its whole import path
@@ -137,6 +138,8 @@ def _check_path(path: str, allow_code: AllowCode, source: str, name: Any) -> Non
 
 def _imported(path: str, source: str) -> Any:
     module, _, attribute = path.partition(":")
+    if EXTRAS.get(package_of(path)) == (package_of(path),):  # a library that fedssl can name the command for
+        need(package_of(path), f"{source} = {path}")
     if package_of(path) != "fedssl" and str(Path.cwd()) not in sys.path:
         # The command `fedssl`, unlike `python -m`, does not look there. Last: it hides nothing that is installed.
         sys.path.append(str(Path.cwd()))

@@ -57,7 +57,7 @@ SUFFIXES: dict[str, Literal["running", "reestimated"]] = {"": "running", "_reest
 
 @dataclass(frozen=True)
 class Best:
-    """An accuracy in the BatchNorm mode that suits the encoder better; no mode: nobody noted it."""
+    """An accuracy in the BatchNorm mode that suits the encoder better; no mode: none noted, or it has no BatchNorm."""
 
     accuracy: float
     batchnorm: str = ""
@@ -70,7 +70,9 @@ class Best:
         if not known:
             return None
         suffix = max(known, key=lambda suffix: known[suffix])
-        return cls(float(known[suffix]), SUFFIXES[suffix], values.get(f"{measure}{suffix}_sd"))
+        spreads = [values.get(f"backbone_std{suffix}") for suffix in SUFFIXES]
+        same = spreads[0] is not None and spreads[0] == spreads[1]  # to the last bit: there is nothing to re-estimate
+        return cls(float(known[suffix]), "" if same else SUFFIXES[suffix], values.get(f"{measure}{suffix}_sd"))
 
 
 @dataclass(frozen=True)

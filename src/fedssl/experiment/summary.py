@@ -79,7 +79,7 @@ class Results:
 
 def _name(measure: str, best: Best) -> str:
     """Under which the accuracy of this mode was measured."""
-    return measure + next(suffix for suffix, mode in SUFFIXES.items() if mode == best.batchnorm)
+    return measure + next((suffix for suffix, mode in SUFFIXES.items() if mode == best.batchnorm), "")
 
 
 def round_record(config: Config, outcome: Round) -> dict[str, Any]:

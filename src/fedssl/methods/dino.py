@@ -26,7 +26,8 @@ class DINO(SiameseMethod):
     departs = (
         "small crops of half the side instead of 96 / 224; 4,096 prototypes instead of 65,536; a fixed teacher "
         "temperature (0.04) and momentum; prototypes stand still in a client's first epoch; the centre is a "
-        "client's own; the run's SGD instead of AdamW"
+        "client's own; the run's SGD instead of AdamW; the head sizes of the preset before `+feddino` "
+        "(`network.head_hidden`, `network.head_out`) instead of 2048 and 256"
     )
 
     recipe = "dino"

@@ -49,7 +49,7 @@ class FedSC(SiameseMethod):
 
     def prepare(self, at: ClientRound) -> None:
         self.round_number, self.seed, self.steps, self.total = at.round_number, at.seed, 0, torch.zeros(())
-        self.share = 1 - (1 - self.alpha_end) * (at.round_number - 1) / at.rounds  # a, if there are others
+        self.share = 1 - (1 - self.alpha_end) * (at.round_number - 1) / max(at.rounds - 1, 1)  # a, if others
 
     def receive(self, payload: dict[str, Tensor]) -> None:
         """The mean over the others of the last round: the sum without what it sent itself, if that is in it."""

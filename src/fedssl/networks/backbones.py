@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -237,31 +238,44 @@ def _build_foreign(factory: Callable[..., Any], name: str, channels: int, **sett
     return module
 
 
-def _other_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]) -> str:
+@dataclass(frozen=True)
+class Input:
+    """What a backbone is tried with, in words, and what to set so that it has sides of so many pixels."""
+
+    name: str
+    remedy: Callable[[int], str]
+
+
+IMAGES = Input(
+    "images",
+    lambda side: (
+        f"give it such images (data.image_size = {side}), or build it for this size with a setting of its own "
+        "in [network]"
+    ),
+)
+
+
+def _other_size(backbone: nn.Module, channels: int, image_size: tuple[int, int], remedy: Callable[[int], str]) -> str:
     """The nearest usual size that the backbone does take, and what to set; "" when it is not a matter of size."""
     for side in sorted(USUAL_SIZES, key=lambda side: abs(side - image_size[0])):
         try:
             backbone(torch.zeros(2, channels, side, side))
         except Exception:
             continue
-        return (
-            f"; it takes {side}x{side}: give it such images (data.image_size = {side}), or build it for "
-            f"{image_size[0]}x{image_size[1]} with a setting of its own in [network]"
-        )
+        return f"; it takes {side}x{side}: {remedy(side)}"
     return ""
 
 
 @torch.no_grad()
-def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]) -> int:
+def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int], tried: Input = IMAGES) -> int:
     """Found by a dry forward of two blank images; says so when the module does not map images to vectors."""
     was_training = backbone.training
     try:
         features = backbone.eval()(torch.zeros(2, channels, *image_size))
     except Exception as error:  # a user's module raises what it likes, a ViT of another size an AssertionError
         size, why = f"{channels}x{image_size[0]}x{image_size[1]}", (str(error) or type(error).__name__).splitlines()[0]
-        raise FedsslError(
-            f"network: the backbone fails on images of {size}: {why}{_other_size(backbone, channels, image_size)}"
-        ) from error
+        other = _other_size(backbone, channels, image_size, tried.remedy)
+        raise FedsslError(f"network: the backbone fails on {tried.name} of {size}: {why}{other}") from error
     finally:
         backbone.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:

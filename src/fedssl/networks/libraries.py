@@ -8,6 +8,7 @@ import difflib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.settings import Count, Fraction
+from fedssl.networks.hub import hub_asked_once
 
 Size = tuple[int, int]
 COLOUR = 3
@@ -67,9 +69,8 @@ def timm_network(
     arguments: dict[str, Any] = {"img_size": list(image_size)} if about.get("fixed_input_size") else {}
     arguments |= {"patch_size": patch_size} if patch_size else {}
     arguments |= {"drop_path_rate": drop_path} if drop_path else {}
-    made = _built(
-        f"timm:{model}", lambda: timm.create_model(model, num_classes=0, in_chans=channels, **arguments), image_size
-    )
+    create = partial(timm.create_model, model, num_classes=0, in_chans=channels, **arguments)
+    made = _built(f"timm:{model}", partial(_of_any_size, create) if "img_size" in arguments else create, image_size)
     _check_patches(f"timm:{model}", made, image_size)
     size = about.get("input_size")
     published = {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
@@ -97,6 +98,19 @@ def torchvision_network(
     published = {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
     origin = Origin("torchvision", model, arguments, head, published)
     return _with_input(made, origin, channels, mean or about.mean, std or about.std)
+
+
+def _of_any_size(create: Callable[..., nn.Module]) -> nn.Module:
+    """With positions that are interpolated for views of other sizes, where the network can do that.
+
+    The same weights at its own size, and the same features: exports need not say it.
+    """
+    try:
+        return create(dynamic_img_size=True)
+    except TypeError as error:  # raised before anything is drawn: initial weights do not depend on the attempt
+        if "dynamic_img_size" not in str(error):
+            raise
+        return create()
 
 
 def _built(name: str, make: Callable[[], nn.Module], image_size: Size) -> nn.Module:
@@ -213,7 +227,11 @@ def _torchvision_models(model: str) -> Collection[str]:  # noqa: ARG001
 def _timm_published(model: str) -> nn.Module:
     from timm import create_model
 
-    return create_model(model, pretrained=True, num_classes=0)  # type: ignore[no-any-return]
+    with hub_asked_once() as why:
+        try:
+            return create_model(model, pretrained=True, num_classes=0)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise ConnectionError(why or str(error)) from error
 
 
 def _torchvision_published(model: str) -> nn.Module:

@@ -62,9 +62,16 @@ def find_weight_file(place: str | Path) -> Path:
         raise FedsslError(
             f"{path}: not an encoder but a pickle, which may run any code when it is opened: fedssl never does. If you "
             "trust it, convert it: from safetensors.torch import save_file; import torch; "
-            f"save_file(torch.load({path.name!r}, weights_only=True), {path.with_suffix('.safetensors').name!r})"
+            f"save_file(torch.load({path.name!r}, weights_only=True), {_converted_name(path)!r}) (weights that are one "
+            "entry of a checkpoint: torch.load(…)['state_dict'], ['model'] or ['teacher'])"
         )
     return path
+
+
+def _converted_name(path: Path) -> str:
+    """Never that of the file itself."""
+    name = path.with_suffix(".safetensors").name
+    return name if name != path.name else f"{path.stem}-converted.safetensors"
 
 
 def _is_pickle(path: Path) -> bool:

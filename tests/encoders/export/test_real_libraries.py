@@ -10,6 +10,7 @@ import fedssl
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
 from fedssl.encoders.export import export_encoder
+from fedssl.encoders.models import models
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import load
@@ -75,12 +76,12 @@ def test_fedssl_opens_its_own_files_again(exported):
         assert torch.equal(fedssl.load_encoder(folder / "model.safetensors")(images), wanted)
 
 
+@pytest.mark.parametrize("exported", [name for name in NETWORKS if name.startswith("timm:")], indirect=True)
 def test_timm_opens_the_hub_folder_with_its_own_transforms(exported):
+    """Others have parts that timm does not make by its arguments alone."""
     import timm
 
-    name, folder, images, wanted = exported
-    if not name.startswith("timm:"):
-        pytest.skip("a network that timm does not make by its arguments alone")
+    _, folder, images, wanted = exported
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     about = timm.data.resolve_model_data_config(model)
     assert about["input_size"] == tuple(images.shape[1:])
@@ -99,6 +100,35 @@ def test_the_card_passes_the_checks_of_the_hub(exported):
     (result,) = card.data.eval_results
     assert (result.task_type, result.metric_type) == ("image-classification", "accuracy")
     assert 0 <= result.metric_value <= 1
+
+
+def test_the_card_of_an_encoder_that_comes_with_fedssl_names_its_dataset():
+    from huggingface_hub import ModelCard
+
+    (file,) = [one.file for name, one in models().items() if name == "cifar10-fedema-small"]
+    assert ModelCard.load(file.parent / "README.md").data.datasets == ["uoft-cs/cifar10"]
+
+
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "timm:vit_small_patch14_reg4_dinov2"])
+@pytest.mark.parametrize("algorithm", ["smoke", "smoke+feddino"])
+def test_a_transformer_learns_from_views_of_other_sizes(tmp_path, name, algorithm):
+    """Smaller views, and DINO's crops of half their side; at its own size its features are timm's, bit for bit."""
+    patch = 14 if "patch14" in name else 16
+    settings = {"network.name": name, "data.image_size": 4 * patch, "augmentation.output_size": 2 * patch}
+    local = {"method.prototypes": 12, "method.local_views": 1} if "dino" in algorithm else {}
+    load(algorithm, SHORT | settings | local).run(tmp_path / "run")
+    images = torch.rand(2, 3, 4 * patch, 4 * patch)
+    ours = fedssl.load_encoder(tmp_path / "run").backbone
+    theirs = timm_model(name, 4 * patch)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs.eval()(ours.normalise(images)))
+
+
+def timm_model(name, size):
+    import timm
+
+    return timm.create_model(name.partition(":")[2], num_classes=0, img_size=size)
 
 
 # --- weights of others ------------------------------------------------------------------------------------------------

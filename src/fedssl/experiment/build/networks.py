@@ -18,7 +18,7 @@ from fedssl.experiment.build.data import choose_public_images
 from fedssl.experiment.config.schema import Config, Init
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.methods.base import SiameseMethod
-from fedssl.networks.backbones import feature_size, find_backbone
+from fedssl.networks.backbones import Input, feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
 from fedssl.networks.libraries import is_published, published_weights
 from fedssl.networks.weight_files import WeightFile, file_sha256, find_weight_file, load_backbone
@@ -99,4 +99,19 @@ def _check_views(method: SiameseMethod, recipe: Recipe, channels: int, image_siz
     for group in method.view_groups:
         size = recipe.output(image_size, group.part)
         if size != image_size:
-            feature_size(method.online_encoder.backbone, channels, size)
+            tried = _crops(group.part, recipe.output(image_size)[0]) if group.part < 1 else VIEWS
+            feature_size(method.online_encoder.backbone, channels, size, tried)
+
+
+VIEWS_SIZE = "augmentation.output_size"
+VIEWS = Input(f"views ({VIEWS_SIZE})", lambda side: f"set {VIEWS_SIZE} = {side}")
+
+
+def _crops(part: float, whole: int) -> Input:
+    """The small crops of views with this side."""
+
+    def remedy(side: int) -> str:
+        fitting = f"method.local_part = {side / whole:.3g}" if side <= whole else f"{VIEWS_SIZE} = {round(side / part)}"
+        return f"set {fitting}, or method.local_views = 0 for none"
+
+    return Input("small crops (method.local_part, method.local_views)", remedy)

@@ -53,7 +53,7 @@ def test_runs_in_bf16_resumes_and_is_evaluated_and_exported(tmp_path, name):
         # The images have one patch, their views not even that.
         (
             {"network.name": "vit-tiny", "network.depth": 1, "network.patch_size": 16, "augmentation.output_size": 8},
-            "the backbone fails on images of 3x8x8",
+            r"fails on views \(augmentation.output_size\) of 3x8x8: .*set augmentation.output_size = 28",
         ),
     ],
 )

@@ -1,4 +1,7 @@
-"""Every method in a whole run: in bf16, resumed after its first round, evaluated, exported."""
+"""Every method in a whole run: in bf16, resumed after its first round and after a kill, evaluated, exported."""
+
+import os
+import signal
 
 import pytest
 import torch
@@ -7,8 +10,9 @@ from fedssl.core.errors import FedsslError
 from fedssl.encoders.export import export_encoder
 from fedssl.encoders.trained import load_encoder
 from fedssl.experiment.experiment import load
+from fedssl.federation.client_store import ClientStore
 from fedssl.methods import METHODS
-from tests.helpers.faults import everything
+from tests.helpers.faults import CONTEXT, everything
 from tests.helpers.small import TINY
 
 SMALL = TINY | {"data.train_images": 32, "data.test_images": 10, "partition.num_clients": 2, "evaluation.k": 5}
@@ -27,6 +31,19 @@ SETTINGS = {
 }
 
 
+def killed_child(settings, folder):
+    """Dies in round 2, when one client has saved its state and the next is about to."""
+    saved = ClientStore.save
+
+    def save(store, task, *rest):
+        if (task.round_number, task.client_id) == (2, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return saved(store, task, *rest)
+
+    ClientStore.save = save
+    load("smoke", settings).run(folder)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_in_bf16_resumes_and_is_evaluated_and_exported(tmp_path, name):
     settings = SMALL | SETTINGS.get(name, {}) | {"method.name": name}
@@ -35,8 +52,14 @@ def test_runs_in_bf16_resumes_and_is_evaluated_and_exported(tmp_path, name):
     load("smoke", settings).run(tmp_path / "whole")
     load("smoke", settings | {"rounds": 1}).run(tmp_path / "part")
     load("smoke", settings).run(tmp_path / "part", force=True)
-    whole, part = everything(tmp_path / "whole"), everything(tmp_path / "part")
+    child = CONTEXT.Process(target=killed_child, args=(settings, tmp_path / "killed"))
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
+    load("smoke", settings).run(tmp_path / "killed")
+    whole, part, killed = (everything(tmp_path / one) for one in ("whole", "part", "killed"))
     assert (part["global"], part["clients"]) == (whole["global"], whole["clients"])
+    assert killed == whole
     assert whole["rounds"][-1]["knn"] == part["rounds"][-1]["knn"]
     export_encoder(tmp_path / "whole", tmp_path / "out", ["safetensors"])
     images = torch.rand(3, 3, 16, 16)

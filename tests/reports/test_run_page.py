@@ -14,6 +14,7 @@ from PIL import Image
 
 from fedssl.core.errors import FedsslError
 from fedssl.encoders.evaluate import Request, evaluate
+from fedssl.evaluation.features import compute_features
 from fedssl.experiment.experiment import load
 from fedssl.experiment.finished_run import FinishedRun
 from fedssl.experiment.progress.views import QuietView
@@ -71,6 +72,16 @@ def test_how_far_a_report_is_can_be_watched_figure_by_figure(runs, tmp_path):
     write_report([runs / "fedema"], tmp_path / "x.html", view=view)
     assert view.done == view.pieces > 10
     assert {"features of training images", "features of test images", "Nearest neighbours"} <= view.texts
+
+
+def test_neighbours_are_counted_for_all_test_images_and_not_for_those_shown_alone(runs, page):
+    run = FinishedRun.open(runs / "fedema")
+    (train, test), encoder = run.dataset.labelled, run.global_encoder().backbone
+    bank, queries = (compute_features(encoder, images.pixels).numpy() for images in (train, test))
+    bank, queries = (table / np.linalg.norm(table, axis=1, keepdims=True) for table in (bank, queries))
+    nearest = np.argsort(-(queries @ bank.T), axis=1)[:, :6]
+    same = (train.labels.numpy()[nearest] == test.labels.numpy()[:, None]).mean()
+    assert f"Of the neighbours of all 60 test images here, {100 * same:.0f} % are." in page.text
 
 
 def edited(run, target, **tables):

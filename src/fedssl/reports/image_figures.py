@@ -110,9 +110,14 @@ def views(
 
 
 def neighbours(
-    prefix: str, queries: Array, query_names: Sequence[str], matches: Array, match_names: Sequence[Sequence[str]]
+    prefix: str,
+    queries: Array,
+    query_names: Sequence[str],
+    matches: Array,
+    match_names: Sequence[Sequence[str]],
+    overall: str,
 ) -> Figure:
-    """queries: M test images; matches: M x n training images, the most similar first."""
+    """queries: M test images; matches: M x n training images, the most similar first; overall: a sentence on all."""
     strips = []
     for query, name, images, classes in zip(queries, query_names, matches, match_names, strict=True):
         thumbs = [Thumb(png_uri(query), f"test image, {name}", name, "query")]
@@ -125,7 +130,7 @@ def neighbours(
     total = sum(map(len, match_names))
     caption = (
         "Left, a test image; right, the training images whose features are most similar. Solid frame: same class; "
-        f"dashed: another. {same} of these {total} are of the same class."
+        f"dashed: another. {same} of these {total} are of the same class. {overall}"
     )
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
 

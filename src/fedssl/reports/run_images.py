@@ -24,7 +24,7 @@ from fedssl.reports.page import Figure
 BANK = 10_000  # training images that vote at most
 LOOKED_AT_BYTES = 400_000_000  # of training or of test images, at most: large ones are fewer
 MAPPED = 1_000
-QUERIES, NEIGHBOURS = 6, 6
+QUERIES, NEIGHBOURS = 10, 6
 ELSEWHERE = "the images stayed at their own sites"
 UNLABELLED = "there are no labelled test images (data.eval_test)"
 
@@ -129,13 +129,15 @@ class RunImages:
             nearest = (bank[chosen] @ bank.T).topk(min(NEIGHBOURS + 1, len(bank)), dim=1).indices[:, 1:]  # 0: itself
             queries, matches = self.train.pixels[chosen], self.train.pixels[nearest]
             return image_figures.lookalikes(prefix, queries.numpy(), matches.numpy())
+        queries, count = nn.functional.normalize(self._test_features, dim=1), min(NEIGHBOURS, len(bank))
+        nearest = torch.cat([(some @ bank.T).topk(count, dim=1).indices for some in queries.split(1_000)])  # M x n
+        same = (_labels(self.train)[nearest] == _labels(self.test)[:, None]).float().mean()
         chosen = _class_firsts(_labels(self.test), QUERIES)
-        queries = nn.functional.normalize(self._test_features[chosen], dim=1)
-        nearest = (queries @ bank.T).topk(min(NEIGHBOURS, len(bank)), dim=1).indices
-        matches = self.train.pixels[nearest]  # M x n x C x H x W
-        names = [self._names_of(_labels(self.train)[row]) for row in nearest]
-        of_queries = self._names_of(_labels(self.test)[chosen])
-        return image_figures.neighbours(prefix, self.test.pixels[chosen].numpy(), of_queries, matches.numpy(), names)
+        matches = self.train.pixels[nearest[chosen]]  # classes x n x C x H x W
+        names = [self._names_of(_labels(self.train)[row]) for row in nearest[chosen]]
+        of_queries, shown = self._names_of(_labels(self.test)[chosen]), self.test.pixels[chosen]
+        share = f"Of the neighbours of all {len(self.test):,} test images here, {100 * float(same):.0f} % are."
+        return image_figures.neighbours(prefix, shown.numpy(), of_queries, matches.numpy(), names, share)
 
     # --- encoders and features
 

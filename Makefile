@@ -95,6 +95,8 @@ bench-gpu: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.rules
+	$(BIN)/python -m scripts.autoscaler
 	$(BIN)/python -m scripts.methods
 	$(BIN)/python -m scripts.paper_records tables
 	$(BIN)/python -m scripts.reference

@@ -78,11 +78,11 @@ class TrialList:
     def record_path(self, run: str) -> Path:
         return self.results / self.name / f"{run}.json"
 
-    def waiting(self) -> Iterator[tuple[Trial, str, Record]]:
-        for trial in self.trials.values():
-            for run, settings in trial.runs():
-                if not trial.gone and not self.record_path(run).exists():
-                    yield trial, run, settings
+    def waiting(self) -> list[tuple[Trial, str, Record]]:
+        """What is still to be run, the first seed of every trial before the second of any."""
+        jobs = [(trial, *run) for trial in self.trials.values() for run in trial.runs() if not trial.gone]
+        without_record = [job for job in jobs if not self.record_path(job[1]).exists()]
+        return sorted(without_record, key=lambda job: job[2].get("seed", 0))
 
     def records(self, trial: Trial) -> list[Record]:
         """Those that are there, by seed."""

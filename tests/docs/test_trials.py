@@ -1,11 +1,18 @@
 """The lists of recorded runs, their records and the pages that show them must agree."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.preset_files import preset_names
 from fedssl.methods import METHODS
-from scripts import frontier, methods, trials
+from fedssl.paper.catalogue import find_studies
+from fedssl.paper.plan import make_plan
+from fedssl.paper.scales import find_scale
+from scripts import autoscaler, frontier, methods, rules, trials
 from tests.helpers.small import TINY
 
 LISTS = {one.name: one for one in trials.lists()}
@@ -86,3 +93,59 @@ def test_the_frontier_has_what_no_cheaper_trial_beats():
         for seconds, linear in costs_and_accuracies
     ]
     assert [frontier.minutes(one) * 60 for one in frontier.best_so_far(records)] == [60, 100, 300]
+
+
+def rule_records(linear, *clients):
+    return [
+        {
+            "trained": {"linear": linear},
+            "clients": {str(number): value for number, value in enumerate(clients)},
+            "random": {"knn": 30.0, "linear": 34.0},
+        }
+    ]
+
+
+def test_what_a_rule_wins_back_is_counted_from_the_plain_average():
+    known = {
+        "central": rule_records(64.0, 58.0),
+        "iid": rule_records(59.5, 52.0, 53.0),
+        "non-iid": rule_records(57.0, 49.0, 48.0),
+        "non-iid-fedema": rule_records(58.2, 50.0, 51.0),
+    }
+    table = rules.table(known)
+    assert "From central to IID clients 4.5 points are lost, from IID to non-IID clients another 2.5" in table
+    assert "| `non-iid` | 1 | 57.0 |  | 48.0 (1), 49.0 (0) |" in table
+    assert "| `non-iid-fedema` | 1 | 58.2 | +1.2 | 50.0 (0), 51.0 (1) |" in table
+    left, right = rules.draw(known).axes
+    assert [bar.get_width() for bar in left.containers[-1]] == [64.0, 59.5, 57.0, 58.2]
+    assert sum(len(dots.get_offsets()) for dots in right.collections) == 7
+
+
+def test_the_page_has_the_table_of_rules_as_the_records_are():
+    page = rules.PAGE.read_text()
+    assert rules.shown_in(page) == page, "run `make results`"
+
+
+def test_runs_with_other_numbers_of_rounds_are_those_of_the_scale_night_but_for_their_rounds():
+    """And so their accuracies may stand beside those of `fedssl paper` in one picture."""
+    (study,) = find_studies(["linear-evaluation"])
+    for name, trial in LISTS["rounds"].trials.items():
+        algorithm, rounds = name.rsplit("-", 1)
+        plan = make_plan(
+            [study], find_scale("night"), Path("x"), 1, [autoscaler.ROWS[algorithm]], ["CIFAR-10, Non-IID"]
+        )
+        (run,) = plan.runs.values()
+        ours = typed_config(trial.preset, trial.settings)
+        assert ours.run.rounds == int(rounds)
+        of_night = {"rounds": run.config.run.rounds, "evaluation.linear_probe": False}  # the probe: after the run
+        assert typed_config(trial.preset, trial.settings | of_night) == run.config
+
+
+def test_the_picture_of_rounds_has_what_both_algorithms_have(tmp_path):
+    (tmp_path / "rounds").mkdir()
+    shutil.copy(trials.RESULTS / "rounds.toml", tmp_path)
+    for name, accuracy in (("fedbyol-10", 41.0), ("fedema-10", 39.0), ("fedema-20", 44.0)):
+        (tmp_path / "rounds" / f"{name}.json").write_text(json.dumps({"trained": {"linear": accuracy}}))
+    known = autoscaler.accuracies(tmp_path, tmp_path / "paper")
+    assert known == {"fedbyol": {10: [41.0]}, "fedema": {10: [39.0]}}
+    assert len(autoscaler.draw(known).axes[0].containers) == 2

@@ -1,4 +1,4 @@
-"""The picture docs/autoscaler.png: FedEMA with the autoscaler beside FedBYOL against the number of rounds, from records.
+"""The picture docs/autoscaler.png: FedEMA (autoscaler) beside FedBYOL against the number of rounds, from records.
 
 python -m scripts.autoscaler
 """

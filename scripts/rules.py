@@ -40,15 +40,13 @@ def table(known: Records) -> str:
         "| training | seeds | linear | won back | own encoders, kNN: worst and best client |",
         "|---|---|---|---|---|",
     ]
-    for name, records in known.items():
+    for trial, records in known.items():
         won, clients = linear(records) - linear(known["non-iid"]), of_clients(records)
-        back = f"{won:+.1f}" if name.startswith("non-iid-") else ""
+        back = f"{won:+.1f}" if trial.startswith("non-iid-") else ""
         worst, best = min(clients, key=clients.__getitem__), max(clients, key=clients.__getitem__)
-        span = (
-            f"{clients[worst]:.1f} ({worst}), {clients[best]:.1f} ({best})" if worst != best else f"{clients[best]:.1f}"
-        )
+        span = ", ".join(f"{clients[name]:.1f} ({name})" for name in dict.fromkeys((worst, best)))
         accuracy = mean_and_spread([record["trained"]["linear"] for record in records])
-        lines.append(f"| `{name}` | {len(records)} | {accuracy} | {back} | {span} |")
+        lines.append(f"| `{trial}` | {len(records)} | {accuracy} | {back} | {span} |")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -130,7 +130,7 @@ class RunImages:
             queries, matches = self.train.pixels[chosen], self.train.pixels[nearest]
             return image_figures.lookalikes(prefix, queries.numpy(), matches.numpy())
         queries, count = nn.functional.normalize(self._test_features, dim=1), min(NEIGHBOURS, len(bank))
-        nearest = torch.cat([(some @ bank.T).topk(count, dim=1).indices for some in torch.split(queries, 1_000)])  # M x n
+        nearest = torch.cat([(some @ bank.T).topk(count, dim=1).indices for some in torch.split(queries, 1_000)])
         same = (_labels(self.train)[nearest] == _labels(self.test)[:, None]).float().mean()
         chosen = _class_firsts(_labels(self.test), QUERIES)
         matches = self.train.pixels[nearest[chosen]]  # classes x n x C x H x W

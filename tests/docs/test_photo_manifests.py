@@ -11,6 +11,7 @@ from scripts.photo_manifests import write
     ("name", "folders", "label"),
     [
         ("grocery", ["train/Fruit/Apple/Pink-Lady", "test/Fruit/Apple/Pink-Lady"], "Apple"),
+        ("grocery", ["train/Vegetables/Brown-Cap-Mushroom", "test/Vegetables/Mushroom/Brown-Cap-Mushroom"], "Mushroom"),
         ("waste", ["Glass"], "Glass"),
     ],
 )

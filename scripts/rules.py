@@ -51,7 +51,7 @@ def table(known: Records) -> str:
 
 
 def draw(known: Records) -> Figure:
-    """Left the global encoder's linear probe, right the kNN accuracy of the clients' own encoders; axes begin at random weights."""
+    """Left the global encoder's linear probe, right kNN of the clients' own encoders; axes begin at random weights."""
     figure = Figure(figsize=(9.2, 0.42 * len(known) + 1.1), layout="constrained", dpi=150)
     left, right = figure.subplots(1, 2, sharey=True)
     names = list(known)

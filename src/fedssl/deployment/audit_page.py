@@ -34,7 +34,7 @@ class Entry:
     parts: Sequence[tuple[str, str, str]]  # name, size, SHA-256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditPage:
     """What the template of the page gets."""
 

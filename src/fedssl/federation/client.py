@@ -229,7 +229,8 @@ class Client:
             shared = self.privacy.protect(shared, task.global_weights, key, clients)
         if self.terms:  # kept here until it is masked; nothing but the sum will say n_k and the numbers
             part = self.terms.part(shared, task.global_weights, num_examples, scalars)
-            return TrainResult(task.client_id, task.round_number, part, 1, stage=self.common(task).encode())
+            stage = self.common(task).encode()
+            return TrainResult(task.client_id, task.round_number, part, num_examples=1, stage=stage)
         return TrainResult(
             client_id=task.client_id,
             round_number=task.round_number,
@@ -347,9 +348,8 @@ def attempt(
     except StorageError:
         raise
     except Exception as error:
-        return Failure(
-            task.client_id, task.round_number, _code(error), f"{type(error).__name__}: {error}", traceback.format_exc()
-        )
+        text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return Failure(task.client_id, task.round_number, _code(error), detail=text, trace=trace)
 
 
 def _code(error: Exception) -> FailureCode:

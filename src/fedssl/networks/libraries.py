@@ -24,7 +24,7 @@ COLOUR = 3
 GREY_WORLD = (0.5, 0.25)  # mean and deviation where a library has none for a model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """How a library makes the network again, and which images its published weights were trained on."""
 
@@ -74,7 +74,7 @@ def timm_network(
     _check_patches(f"timm:{model}", made, image_size)
     size = about.get("input_size")
     published = {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
-    origin = Origin("timm", model, arguments, published_input=published)
+    origin = Origin(library="timm", model=model, arguments=arguments, published_input=published)
     return _with_input(made, origin, channels, mean or about.get("mean"), std or about.get("std"))
 
 
@@ -96,7 +96,7 @@ def torchvision_network(
         _for_channels(made, channels)
     about = models.get_model_weights(model).DEFAULT.transforms()
     published = {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
-    origin = Origin("torchvision", model, arguments, head, published)
+    origin = Origin(library="torchvision", model=model, arguments=arguments, head=head, published_input=published)
     return _with_input(made, origin, channels, mean or about.mean, std or about.std)
 
 

@@ -72,7 +72,8 @@ class Bench(Comparison):
         about = {"name": preset, "title": f"the preset {preset}", "changes": []}
         scale = OnePreset.model_validate({**about, "evaluation_epochs": {"linear": epochs}})
         plan = make_plan([study], scale, out, seeds)
-        return cls(study, scale, plan, seeds, results_of(plan, list(study.cells()), seeds), overrides=tuple(typed))
+        results = results_of(plan, list(study.cells()), seeds)
+        return cls(study=study, scale=scale, plan=plan, seeds=seeds, results=results, overrides=tuple(typed))
 
     @property
     def command(self) -> str:
@@ -247,8 +248,23 @@ def write_bench(bench: Bench, out: Path) -> None:
     if not out.parent.is_dir():
         raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
     notes = list(bench.notes().items())
-    chapter = Chapter("methods", "Results", bench.sentences(), bench.tables(), bench.figures(), notes)
+    chapter = Chapter(
+        id="methods",
+        title="Results",
+        story=bench.sentences(),
+        tables=bench.tables(),
+        figures=bench.figures(),
+        notes=notes,
+    )
     story = ["The same images, partition, network, evaluation and seeds for every method."]
     eyebrow = f"Federated self-supervised learning · {bench.study.preset}"
-    page = Chapters(bench.study.title, eyebrow, story, [chapter], bench.settings(), __version__, "Settings")
+    page = Chapters(
+        title=bench.study.title,
+        eyebrow=eyebrow,
+        story=story,
+        chapters=[chapter],
+        settings=bench.settings(),
+        version=__version__,
+        settings_title="Settings",
+    )
     write_atomically(out, render(page))

@@ -22,7 +22,9 @@ def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
     story = ["Divergence-aware Federated Self-Supervised Learning (Zhuang, Wen & Zhang, ICLR 2022), run again."]
     eyebrow = f"Federated self-supervised learning · scale {scale.name}"
     chapters = [_chapter(comparison) for comparison in comparisons]
-    page = Chapters(single, eyebrow, story, chapters, scale_tables(scale), __version__)
+    page = Chapters(
+        title=single, eyebrow=eyebrow, story=story, chapters=chapters, settings=scale_tables(scale), version=__version__
+    )
     write_atomically(out, render(page))
 
 

@@ -75,7 +75,7 @@ LAYOUTS: Registry[Layout] = Registry(
             need=lambda place: need("hf", printable(place)),
         ),
     },
-    Layout,
+    base=Layout,
 )
 
 
@@ -109,7 +109,7 @@ def folder(
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
     _need_readers(eval_train, eval_test)
     columns = {"image": image_column, "label": label_column, "client": client_column}
-    reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
+    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=strict, progress=progress)
     found = reader.find(path, "data.path", layout, columns, labels)
     if test_fraction and eval_test:
         raise FedsslError("data.test_fraction: there are test images already, in data.eval_test: set it to 0")
@@ -174,8 +174,8 @@ def sites(
     if bool(eval_train) != bool(eval_test):
         raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
     _need_readers(eval_train, eval_test)
-    reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
-    nowhere = Found("", [], Files([]), [], (), ())
+    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=False, progress=progress)
+    nowhere = Found("", [], Files([]))
     learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
     test = reader.read_evaluation(nowhere, "eval_test", eval_test, {})
     classes = _evaluated_classes(learn, learn, test) if learn else []
@@ -214,12 +214,12 @@ class _Decoded:
     def originals(self) -> tuple[Original, ...]:
         used = (outcome for outcome in self.cached.outcomes if not outcome.refused)
         return tuple(
-            Original(sample.name, one.sha256, one.width, one.height, one.kind)
+            Original(name=sample.name, sha256=one.sha256, width=one.width, height=one.height, kind=one.kind)
             for sample, one in zip(self.samples, used, strict=True)
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Reader:
     """Decodes the parts of a dataset, all in the same way, and remembers what was refused."""
 

@@ -132,7 +132,7 @@ def _from_cache(name: str, train_images: int, test_images: int, validation_image
         raise FedsslError(f"{name} is not in {folder.parent}: run `fedssl data fetch {name}`")
     (train, source), (test, _) = map(load_images, paths)
     test = _first_of_each_class(test, test_images, "data.test_images")
-    whole = with_validation(Dataset(name, train, test, source), validation_images)
+    whole = with_validation(Dataset(name=name, train=train, test=test, source=source), validation_images)
     return replace(whole, train=_first_of_each_class(whole.train, train_images, "data.train_images"))
 
 

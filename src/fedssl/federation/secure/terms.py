@@ -44,7 +44,7 @@ class Summed:
         return self.sums[name] / count if count else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """The layout of the vectors, how many clients a sum needs, and by what it is divided."""
 
@@ -126,4 +126,4 @@ def make_terms(
             "privacy.noise_multiplier: the noise of a client is too small beside the step of secure aggregation "
             f"({layout.step(layout.tensors[0]):.3g}): it would not hide what rounding shows"
         )
-    return Terms(layout, needed, known, settings, equal=clip_norm is not None)
+    return Terms(layout=layout, threshold=needed, numbers=known, settings=settings, equal=clip_norm is not None)

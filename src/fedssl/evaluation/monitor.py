@@ -95,7 +95,7 @@ class SiteMonitor:
         """
         context = Context(encoder, data, batchnorm="reestimated")
         classes = {"knn": self.knn.predict(context), "linear": self.linear.predict(context, self.seed)}
-        return {name: int((found.classes == data.test_labels).sum()) for name, found in classes.items()}
+        return {name: int((predicted.classes == data.test_labels).sum()) for name, predicted in classes.items()}
 
 
 @dataclass(frozen=True)

@@ -136,14 +136,14 @@ class SiteEvaluation:
         tasks = {k: self._task(k, state.round_number + 1, weights) for k in sampled}
         results, failures = self._gather(tasks)
         self._refused |= {one.client_id for one in failures if one.code == "refused"}
-        found = (
+        evaluated = (
             self._summed(self.secure, tasks, results)
             if self.secure
             else Evaluated([Counts(one.num_examples, _whole(one.scalars), one.client_id) for one in results], [])
         )
         return replace(
-            found,
-            failures=[*failures, *found.failures],
+            evaluated,
+            failures=[*failures, *evaluated.failures],
             bytes_down=sum(task.num_bytes() for task in tasks.values()),
             bytes_up=sum(one.num_bytes() for one in results),
         )
@@ -153,15 +153,15 @@ class SiteEvaluation:
         return TrainTask(client_id, round_number, global_weights=weights, stage=EVALUATE, room=0)
 
     def _gather(self, tasks: dict[int, TrainTask]) -> tuple[list[TrainResult], list[Failure]]:
-        found: dict[int, TrainResult] = {}
+        results: dict[int, TrainResult] = {}
         failures = []
         for reply in self.engine.run_tasks(list(tasks.values())) if tasks else ():
             reply = inspect(reply, tasks, GlobalWeights.EMPTY, counts=() if self.secure else MEASURES)
             if isinstance(reply, Failure):
                 failures.append(reply)
-            elif reply.client_id not in found:
-                found[reply.client_id] = reply
-        return [found[k] for k in sorted(found)], failures
+            elif reply.client_id not in results:
+                results[reply.client_id] = reply
+        return [results[k] for k in sorted(results)], failures
 
     def _summed(self, secure: "SecureServer", tasks: dict[int, TrainTask], results: Sequence[TrainResult]) -> Evaluated:
         """One entry, the sum over all that looked; none where too few are left for a sum."""

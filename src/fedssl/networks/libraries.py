@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.settings import Count, Fraction
-from fedssl.networks.hub import hub_asked_once
+from fedssl.networks.hub import one_request_to_the_hub
 
 Size = tuple[int, int]
 COLOUR = 3
@@ -227,7 +227,7 @@ def _torchvision_models(model: str) -> Collection[str]:  # noqa: ARG001
 def _timm_published(model: str) -> nn.Module:
     from timm import create_model
 
-    with hub_asked_once() as why:
+    with one_request_to_the_hub() as why:
         try:
             return create_model(model, pretrained=True, num_classes=0)  # type: ignore[no-any-return]
         except Exception as error:

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from fedssl import __version__
 from fedssl.reports.plots import Drawing, Key
 
 if TYPE_CHECKING:
@@ -186,8 +187,8 @@ class Chapters:
     story: Sequence[str]
     chapters: Sequence[Chapter]
     settings: Sequence[TablePart]
-    version: str
     settings_title: str = "Settings of this scale"
+    version: str = __version__
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def sites(record: RunRecord, prefix: str) -> Figure:
         for counted in one.get("at_sites", {}).get("counts", []):
             share = 100 * counted["linear"] / counted["n"]
             points.setdefault(site_title(record, counted), []).append((one["round"], share))
-    series = [Series(title, [x for x, _ in found], [y for _, y in found]) for title, found in sorted(points.items())]
+    series = [Series(title, [x for x, _ in pairs], [y for _, y in pairs]) for title, pairs in sorted(points.items())]
     alt = f"linear probe at each site over rounds, {_range(series)} %"
     caption = "Share of each site's own test images that a linear layer on frozen features classifies correctly."
     drawing = curves(f"{prefix}-sites-plot", alt, series, "accuracy in %", zero=False)

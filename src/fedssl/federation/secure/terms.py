@@ -79,10 +79,10 @@ class Terms:
         return packed(encode(self.layout, joined(trained), joined(origin), count, sums | counts))
 
     def read(self, total: Vector, origin: GlobalWeights) -> Summed:
-        found = decode(self.layout, total, joined(origin), self.clients if self.equal else None)
+        decoded = decode(self.layout, total, joined(origin), self.clients if self.equal else None)
         # A step below 0 would be NaN behind the next BatchNorm.
-        weights = found.weights.map(lambda name, t: t.clamp(min=0) if name.endswith("running_var") else t)
-        return Summed(parted(weights), found.num_examples, found.sums)
+        weights = decoded.weights.map(lambda name, t: t.clamp(min=0) if name.endswith("running_var") else t)
+        return Summed(parted(weights), decoded.num_examples, decoded.sums)
 
 
 def packed(vector: Vector) -> GlobalWeights:

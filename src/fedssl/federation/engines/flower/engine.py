@@ -220,8 +220,8 @@ class FlowerEngine:
         doing = {}
         for client in range(self.clients):
             here = "away" if self.directory.seat_of(client) is None else "here"
-            asked_for = "working" if here == "here" else "away"
-            doing[client] = asked_for if client in pending else "done" if client in sampled else here
+            at_work = "working" if here == "here" else "away"
+            doing[client] = at_work if client in pending else "done" if client in sampled else here
         return doing
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:

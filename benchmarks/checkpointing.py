@@ -46,10 +46,12 @@ def rows() -> list[Row]:
             accepted = number - 1 or None
             start = undisturbed()
             for client in range(CLIENTS):
-                task = TrainTask(client, number, accepted, shared)
-                state, result = ClientState(weights, number), TrainResult(client, number, shared, 10_000)
+                task = TrainTask(client, number, accepted_round=accepted, global_weights=shared)
+                state, result = ClientState(weights, number), TrainResult(client, number, shared, num_examples=10_000)
                 store.save(task, "benchmark", state, result)
-            checkpoints.save(Checkpoint(ServerState(number, shared, dict.fromkeys(range(CLIENTS), number))))
+            checkpoints.save(
+                Checkpoint(ServerState(number, shared, accepted_round=dict.fromkeys(range(CLIENTS), number)))
+            )
             times.append(undisturbed() - start)
     taken = {"5 saving a round": statistics.median(times[FIRST:]), "14 saving in the first rounds": max(times[:FIRST])}
     return [within(name, "a round of 2 minutes", "s", ROUND_SECONDS, seconds, 0.03) for name, seconds in taken.items()]

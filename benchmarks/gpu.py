@@ -78,7 +78,7 @@ def measure(case: Case, mode: str) -> str:
 def bare_steps(case: Case, method: BYOL, training: LocalTraining, pixels: torch.Tensor) -> Callable[[], None]:
     """As many steps as an epoch has, on views that are there already."""
     training_mode(method, training)
-    stepper = Stepper(method, training, plain.LR, case.device)
+    stepper = Stepper(method, training, lr=plain.LR, device=case.device)
     batch = pixels[: case.batch_size].to(case.device)
     views = make_views(batch, RECIPE, torch.Generator().manual_seed(0))
     stepper.step(views)

@@ -229,7 +229,17 @@ class Case:
         method = METHODS[self.name](backbone, feature_size(backbone, 3, (SIZE, SIZE)), HEADS)
         if METHODS[self.name].leaves:  # as in a round that is not the first
             unit = F.normalize(torch.randn(1024, HEADS.out), dim=1)
-            method.prepare(ClientRound(0, 5, 2, 10, 0, Weights(), Weights()))
+            method.prepare(
+                ClientRound(
+                    client_id=0,
+                    num_clients=5,
+                    round_number=2,
+                    rounds=10,
+                    seed=0,
+                    encoder=Weights(),
+                    predictor=Weights(),
+                )
+            )
             method.receive({"dictionary": unit, "correlation": unit[: HEADS.out], "clients": torch.tensor(5)})
         return method
 
@@ -283,7 +293,7 @@ def our_steps(case: Case) -> Callable[[], object]:
     keep_freed_memory()
     method = case.method().train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     views, device = case.views(method), torch.device("cpu")
-    stepper = Stepper(method, case.training, LR / 10, device)
+    stepper = Stepper(method, case.training, lr=LR / 10, device=device)
 
     def turn() -> None:
         for _ in range(STEPS):

@@ -101,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(1)
     origin = GlobalWeights(Weights({"w": torch.zeros(asked.values)}), Weights())
     trained = GlobalWeights(Weights({"w": 0.01 * torch.randn(asked.values)}), Weights())
-    results = [TrainResult(number, 1, trained, 500) for number in range(max(asked.sites))]
+    results = [TrainResult(number, 1, trained, num_examples=500) for number in range(max(asked.sites))]
     print(f"{4 * asked.values / 1e6:.0f} MB an upload; CPU seconds")
     print(
         "sites   plain: server   secure: a site   secure: server   a round longer by   one lost: server   peak memory"

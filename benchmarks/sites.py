@@ -102,7 +102,7 @@ def serve(address: str, count: int) -> None:
     def train(message: Message, context: Any) -> Message:  # noqa: ARG001
         task = unpack_task(message).task
         numbers = {"loss": 1.0, "images": 8, "seconds": 0.001}
-        result = TrainResult(task.client_id, task.round_number, task.global_weights, 8, numbers)
+        result = TrainResult(task.client_id, task.round_number, task.global_weights, num_examples=8, scalars=numbers)
         return Message(pack_reply(result), reply_to=message)
 
     @app.query()

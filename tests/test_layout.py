@@ -1,7 +1,9 @@
 """The house: twelve packages at the top, eight layers between them, and tests that mirror both."""
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import tomllib
 from pathlib import Path
 
@@ -62,3 +64,29 @@ def test_a_method_is_one_short_file_and_fedema_a_shorter_class():
     for name in METHODS:
         assert code_lines(inspect.getsource(inspect.getmodule(METHODS[name]))) <= 80, name
     assert code_lines(inspect.getsource(UPDATE_RULES["fedema"])) <= 40
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def modules():
+    """Every module of the package but `__main__`, which runs the command when it is imported."""
+    for one in pkgutil.walk_packages([str(PACKAGE)], "fedssl."):
+        if "__main__" not in one.name:
+            yield importlib.import_module(one.name)
+
+
+def positional(kind):
+    """The arguments of a class that may be given without their names."""
+    return [name for name, one in inspect.signature(kind).parameters.items() if one.kind in POSITIONAL]
+
+
+def test_a_constructor_takes_at_most_four_arguments_without_their_names():
+    made_here = {
+        one
+        for module in modules()
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__.startswith("fedssl.") and "__init__" in vars(one)
+    }
+    assert len(made_here) > 100
+    assert {f"{one.__module__}:{one.__name__}": positional(one) for one in made_here if len(positional(one)) > 4} == {}

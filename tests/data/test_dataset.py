@@ -14,13 +14,13 @@ LABELS = torch.tensor([2, 0, 1, 0])
 def test_properties():
     images = Images(PIXELS, LABELS)
     assert (len(images), images.channels, images.image_size, images.num_classes) == (4, 3, (2, 5), 3)
-    assert Images(PIXELS, LABELS, ("a", "b", "c", "d")).num_classes == 4
+    assert Images(PIXELS, LABELS, class_names=("a", "b", "c", "d")).num_classes == 4
     assert Images(PIXELS).num_classes == 0
 
 
 @pytest.mark.parametrize("indices", [[3, 0], torch.tensor([3, 0]), np.array([3, 0], dtype=np.int32), (3, 0)])
 def test_select_keeps_the_order_asked_for(indices):
-    chosen = Images(PIXELS, LABELS, ("a", "b", "c")).select(indices)
+    chosen = Images(PIXELS, LABELS, class_names=("a", "b", "c")).select(indices)
     assert torch.equal(chosen.pixels, torch.stack([PIXELS[3], PIXELS[0]]))
     assert chosen.labels is not None
     assert chosen.labels.tolist() == [0, 2]
@@ -38,7 +38,7 @@ def test_select_nothing():
 
 
 def test_unlabelled_has_neither_labels_nor_names_and_shares_the_pixels():
-    images = Images(PIXELS, LABELS, ("a", "b", "c")).unlabelled()
+    images = Images(PIXELS, LABELS, class_names=("a", "b", "c")).unlabelled()
     assert images.labels is None
     assert images.class_names == ()
     assert images.pixels.data_ptr() == PIXELS.data_ptr()
@@ -57,7 +57,7 @@ def test_unlabelled_has_neither_labels_nor_names_and_shares_the_pixels():
 )
 def test_bad_images(pixels, labels, names, text):
     with pytest.raises(FedsslError, match=text):
-        Images(pixels, labels, names)
+        Images(pixels, labels, class_names=names)
 
 
 def test_fingerprint_is_of_shape_and_pixels_only():

@@ -42,7 +42,7 @@ def test_the_same_images_however_many_are_trained_on(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDSSL_DATA", str(tmp_path))
     for part, seed in (("train", 0), ("test", 1)):
         pixels = torch.randint(0, 256, (100, 3, 4, 4), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
-        images = Images(pixels, torch.arange(100) % 10, tuple("abcdefghij"))
+        images = Images(pixels, torch.arange(100) % 10, class_names=tuple("abcdefghij"))
         save_images(tmp_path / "cifar10" / f"{part}.safetensors", images, "made")
     few, all_but = (cifar10(train_images=count, validation_images=20) for count in (30, 0))
     assert torch.equal(few.test.pixels, all_but.test.pixels)

@@ -98,20 +98,20 @@ def test_an_audit_that_is_not_there_says_so(tmp_path):
 
 
 def test_what_leaves_is_listed_by_name_size_and_hash():
-    result = TrainResult(0, 1, WEIGHTS, 17, {"loss": 0.5}, {"features": torch.ones(4)})
+    result = TrainResult(0, 1, WEIGHTS, num_examples=17, scalars={"loss": 0.5}, payload={"features": torch.ones(4)})
     parts = {part["name"]: part for part in parts_of(result)}
     assert list(parts) == ["encoder", "payload/features", "numbers: num_examples, loss"]
     assert (parts["encoder"]["bytes"], parts["encoder"]["sha256"]) == (20, WEIGHTS.encoder.digest())
-    masked = TrainResult(0, 1, WEIGHTS, 1, stage=b'Session {"x": 1}')
+    masked = TrainResult(0, 1, WEIGHTS, num_examples=1, stage=b'Session {"x": 1}')
     assert [part["name"] for part in parts_of(masked)] == ["encoder (masked)", "stage: Session"]
-    assert [part["name"] for part in parts_of(Failure(0, 1, "refused", "a path"))] == ["code: refused"]
-    shared = Failure(0, 1, "refused", "a path", shared="max_rounds")
+    assert [part["name"] for part in parts_of(Failure(0, 1, "refused", detail="a path"))] == ["code: refused"]
+    shared = Failure(0, 1, "refused", detail="a path", shared="max_rounds")
     assert [part["name"] for part in parts_of(shared)] == ["code: refused", "reason"]
 
 
 def test_an_upload_that_is_sent_twice_is_spent_once():
-    first = TrainResult(0, 1, WEIGHTS, 17)
-    second = TrainResult(0, 2, GlobalWeights(Weights({"w": torch.zeros(3)}), Weights()), 17)
+    first = TrainResult(0, 1, WEIGHTS, num_examples=17)
+    second = TrainResult(0, 2, GlobalWeights(Weights({"w": torch.zeros(3)}), Weights()), num_examples=17)
     spent = Spent()
     counted = []
     for reply in (first, first, Failure(0, 1, "exception"), second, first):
@@ -121,15 +121,15 @@ def test_an_upload_that_is_sent_twice_is_spent_once():
     assert (spent.hours, spent.round_number) == (2.5, 1)
     sums = Spent()
     for attempt in (b"a", b"b"):
-        masked = TrainResult(0, 1, WEIGHTS, 1, stage=b"Session " + attempt)
+        masked = TrainResult(0, 1, WEIGHTS, num_examples=1, stage=b"Session " + attempt)
         sums = after(sums, masked, parts_of(masked), 0.0)
     assert sums.uploads == 1, "of a round one sum is opened"
-    nothing = TrainResult(0, 1, GlobalWeights.EMPTY, 1, stage=b"RoundShares x")
+    nothing = TrainResult(0, 1, GlobalWeights.EMPTY, num_examples=1, stage=b"RoundShares x")
     assert after(Spent(), nothing, parts_of(nothing), 0.0).uploads == 0
 
 
 def test_the_command_prints_a_page_and_refuses_a_broken_chain(tmp_path):
-    audit, result = Audit(tmp_path), TrainResult(0, 1, WEIGHTS, 17, {"loss": 0.5})
+    audit, result = Audit(tmp_path), TrainResult(0, 1, WEIGHTS, num_examples=17, scalars={"loss": 0.5})
     audit.add("task", run="a1b2", round=1, settings="5" * 64)
     spent = vars(after(Spent(), result, parts_of(result), 1800.0))
     audit.add("reply", run="a1b2", round=1, settings="5" * 64, left=parts_of(result), spent=spent, epsilon=4.567)

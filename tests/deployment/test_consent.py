@@ -164,13 +164,15 @@ def node(folder, **changes):
 def sent_to(side, told, round_number=1, accepted=None):
     """What the app of a site answers to a task."""
     weights = AtSite().open(side, told).client.initial_global_weights()
-    content = pack_task(TrainTask(0, round_number, accepted, weights), pack_tensors(weights, {}), told)
+    content = pack_task(
+        TrainTask(0, round_number, accepted_round=accepted, global_weights=weights), pack_tensors(weights, {}), told
+    )
     reply = make_client_app(AtSite())(Message(content, dst_node_id=1, message_type="train"), context(side))
     return facts_of(reply)
 
 
 def test_a_reason_leaves_only_where_the_policy_shares_it(tmp_path):
-    task = TrainTask(0, 1, None, GlobalWeights.EMPTY)
+    task = TrainTask(0, 1, accepted_round=None, global_weights=GlobalWeights.EMPTY)
     reason = "rounds: the server asks for 3, this site gives 2 at most"
     for policy, shared in [({}, {}), ({"share-reasons": "True"}, {"reason": reason})]:
         content = pack_task(task, pack_tensors(GlobalWeights.EMPTY, {}), about())
@@ -179,7 +181,7 @@ def test_a_reason_leaves_only_where_the_policy_shares_it(tmp_path):
         reply = make_client_app(AtSite())(message, context(side))
         assert facts_of(reply) == {"client": 0, "round": 1, "code": "refused", **shared}
         got = unpack_reply(reply, tmp_path / "upload", 0)
-        assert got == Failure(0, 1, "refused", shared.get("reason", ""))
+        assert got == Failure(0, 1, "refused", detail=shared.get("reason", ""))
     log = lines_of(tmp_path / "state/failures.jsonl")
     assert all(reason in line["detail"] for line in log), "the site knows it in any case"
     left = [[part["name"] for part in line["left"]] for line in verified(tmp_path / "state/audit.jsonl")[0][1::2]]

@@ -28,8 +28,9 @@ from fedssl.deployment.network import connect, proxy_for, without_proxy
 from fedssl.deployment.policy import policy_text
 from fedssl.deployment.site import Site
 from fedssl.deployment.site_check import check_site
-from fedssl.deployment.supervision import environment, free_port, reachable
+from fedssl.deployment.supervision import environment, reachable
 from tests.helpers.deployed import write_images
+from tests.helpers.ports import free_port
 
 VARIABLES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 

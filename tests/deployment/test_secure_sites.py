@@ -154,7 +154,7 @@ def test_a_site_may_insist_on_secure_sums_of_many(place, tmp_path):
 def test_a_server_without_keys_cannot_sum_securely(tmp_path):
     config = load_config("sites", SECURE | {"flower.clients": NAMES})
     with pytest.raises(FedsslError, match=r"--insecure: with aggregation\.secure sites sign with their keys"):
-        Deployment(config, tmp_path, "127.0.0.1", 9, None, {}).check()
+        Deployment(config=config, folder=tmp_path, host="127.0.0.1", port=9, certificate=None, keys={}).check()
     without = {key: value for key, value in SECURE.items() if key != "aggregation.secure_max_examples"}
     backend = AtSites(None, "x", {})
     with pytest.raises(FedsslError, match=r"aggregation\.secure_max_examples: must be given"):

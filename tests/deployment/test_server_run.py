@@ -97,7 +97,7 @@ def test_a_superlink_serves_the_run_that_it_was_started_for(tmp_path, monkeypatc
 def test_what_ends_a_run_reaches_the_supervisor_with_its_exit_code(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     settings = config(**{"flower.patience": 0.2, "failures.retries": 0, "rounds": 2, "threads": 1})
-    deployment = Deployment(settings, folder.path, "127.0.0.1", 9, None, {})
+    deployment = Deployment(config=settings, folder=folder.path, host="127.0.0.1", port=9, certificate=None, keys={})
     deployment.home.mkdir()
     server_module._write_down(deployment)
     run = json.loads((deployment.home / "deployment.json").read_text())["run"]
@@ -115,7 +115,7 @@ def test_what_ends_a_run_reaches_the_supervisor_with_its_exit_code(tmp_path):
 
 def test_restarts_without_a_round_between_them_come_to_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module.time, "sleep", lambda seconds: None)
-    deployment = Deployment(config(), tmp_path, "127.0.0.1", 9, None, {})
+    deployment = Deployment(config=config(), folder=tmp_path, host="127.0.0.1", port=9, certificate=None, keys={})
     deployment.home.mkdir()
     said = []
     supervisor = server_module._Server(deployment, said.append)
@@ -129,7 +129,7 @@ def test_restarts_without_a_round_between_them_come_to_an_end(tmp_path, monkeypa
 
 
 def test_only_whole_lines_of_progress_are_shown(tmp_path):
-    deployment = Deployment(config(), tmp_path, "127.0.0.1", 9, None, {})
+    deployment = Deployment(config=config(), folder=tmp_path, host="127.0.0.1", port=9, certificate=None, keys={})
     deployment.home.mkdir()
     progress = deployment.home / "progress.log"
     progress.write_text("of an earlier process\n")
@@ -148,14 +148,18 @@ def test_a_finished_deployment_has_nothing_left_to_do(tmp_path):
     save_encoder(tmp_path / "encoder.safetensors", Weights(), {})
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "rounds": config().run.rounds}))
     said = []
-    summary = serve(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), said.append)
+    summary = serve(
+        Deployment(config=config(), folder=tmp_path, host="127.0.0.1", port=9, certificate=None, keys={}), said.append
+    )
     assert summary["rounds"] == config().run.rounds
     assert "nothing is left to do" in said[0]
 
 
 def test_a_port_that_is_taken_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Deployment, "link", lambda self: [sys.executable, "-c", "raise SystemExit('address in use')"])
-    deployment = Deployment(config(), tmp_path / "run", "127.0.0.1", 9, None, {})
+    deployment = Deployment(
+        config=config(), folder=tmp_path / "run", host="127.0.0.1", port=9, certificate=None, keys={}
+    )
     with pytest.raises(FedsslError, match=r"cannot start on 127\.0\.0\.1:9: address in use"):
         serve(deployment, print)
 
@@ -226,7 +230,14 @@ def test_a_private_key_that_others_can_read_is_said_at_every_start(tmp_path, mon
         made.key.chmod(mode)
         with pytest.raises(RoundError):
             take_part(site(tmp_path, ca=made.ca, key=private), said.append, wait=0.01)
-        deployment = Deployment(load_config("sites"), tmp_path, "127.0.0.1", 9, made, {"north": public})
+        deployment = Deployment(
+            config=load_config("sites"),
+            folder=tmp_path,
+            host="127.0.0.1",
+            port=9,
+            certificate=made,
+            keys={"north": public},
+        )
         monkeypatch.setattr(_Server, "_await_link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         monkeypatch.setattr(server_module, "running", lambda *_: contextlib.nullcontext())
         with pytest.raises(KeyboardInterrupt):
@@ -319,6 +330,8 @@ def test_flowers_command_that_hangs_or_is_missing_is_named(tmp_path, monkeypatch
         raise raised
 
     monkeypatch.setattr(server_module.subprocess, "run", run)
-    supervisor = server_module._Server(Deployment(config(), tmp_path, "127.0.0.1", 9, None, {}), print)
+    supervisor = server_module._Server(
+        Deployment(config=config(), folder=tmp_path, host="127.0.0.1", port=9, certificate=None, keys={}), print
+    )
     with pytest.raises(kind, match=told):
         supervisor._flwr("run", "x")

@@ -33,7 +33,9 @@ def node_config(tmp_path, **changes):
 
 def train(side, client_id=0, round_number=1, accepted=None):
     weights = side.client.initial_global_weights()
-    return attempt(side.client, side.store, TrainTask(client_id, round_number, accepted, weights))
+    return attempt(
+        side.client, side.store, TrainTask(client_id, round_number, accepted_round=accepted, global_weights=weights)
+    )
 
 
 def test_a_client_trains_on_its_own_images_and_keeps_its_state_by_run(tmp_path):
@@ -266,7 +268,11 @@ def test_a_site_counts_with_its_own_labels_unless_it_will_not(tmp_path):
 
     def evaluate(side):
         weights = side.client.initial_global_weights()
-        return attempt(side.client, side.store, TrainTask(0, 1, None, weights, stage=EVALUATE, room=0))
+        return attempt(
+            side.client,
+            side.store,
+            TrainTask(0, 1, accepted_round=None, global_weights=weights, stage=EVALUATE, room=0),
+        )
 
     with_labels = open_side(node_config(tmp_path, **places), asked)
     counts = evaluate(with_labels)
@@ -295,9 +301,9 @@ def test_counts_after_the_last_round_are_no_upload_and_no_round_more(tmp_path):
         return unpack_reply(app(message, context(node)), tmp_path / "upload", 10**7)
 
     weights = open_side(node, asked).client.initial_global_weights()
-    assert answered(TrainTask(0, 1, None, weights)).num_examples == 24
-    assert answered(TrainTask(0, 2, None, weights, stage=EVALUATE)).num_examples == 4
-    assert answered(TrainTask(0, 2, 1, weights)).code == "refused"
+    assert answered(TrainTask(0, 1, accepted_round=None, global_weights=weights)).num_examples == 24
+    assert answered(TrainTask(0, 2, accepted_round=None, global_weights=weights, stage=EVALUATE)).num_examples == 4
+    assert answered(TrainTask(0, 2, accepted_round=1, global_weights=weights)).code == "refused"
     lines = [json.loads(line) for line in (tmp_path / "state/audit.jsonl").read_text().splitlines()]
     replies = [one for one in lines if one["event"] == "reply"]
     assert [one["spent"]["uploads"] for one in replies] == [1, 1, 1]

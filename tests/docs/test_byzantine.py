@@ -23,7 +23,7 @@ def sent(value: float) -> GlobalWeights:
     ],
 )
 def test_two_of_seven_send_ten_times_their_update_backwards(aggregator, expected):
-    results = [TrainResult(client_id, 1, sent(3.0), 10) for client_id in range(7)]
+    results = [TrainResult(client_id, 1, sent(3.0), num_examples=10) for client_id in range(7)]
     combined = Attacked(aggregator=aggregator)(results, sent(1.0))
     assert combined.encoder.parameters["w"].item() == pytest.approx(expected)
     assert combined.encoder.buffers["running_var"].item() == 1.0

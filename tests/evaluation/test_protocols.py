@@ -48,7 +48,7 @@ def test_every_protocol_names_a_class_for_each_test_image_and_changes_nothing(en
     encoder.projector.eval()  # parts may be in different modes: each must get its own back
     before = Weights.of(encoder).digest(), [part.training for part in encoder.modules()]
     protocol = small(PROTOCOLS[name][variant])
-    first, again = (protocol.predict(Context(encoder, data, batchnorm), 3).classes for _ in "ab")
+    first, again = (protocol.predict(Context(encoder, data, batchnorm=batchnorm), 3).classes for _ in "ab")
     assert first.shape == (30,)
     assert set(first.tolist()) <= set(range(5))
     assert torch.equal(first, again), "the same seed, the same predictions"
@@ -217,11 +217,11 @@ def counted(monkeypatch):
 
 def test_features_are_computed_once_and_read_back_equal(encoder, data, tmp_path, counted):
     cache = FeatureCache(tmp_path / "features")
-    first = Context(encoder, data, "reestimated", cache)
+    first = Context(encoder, data, batchnorm="reestimated", cache=cache)
     one, two = first.features("backbone"), first.features("backbone")
     assert one is two
     assert len(counted) == 2, "training and test images"
-    again = Context(encoder, data, "reestimated", cache).features("backbone")
+    again = Context(encoder, data, batchnorm="reestimated", cache=cache).features("backbone")
     assert len(counted) == 2
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
     assert len(list((tmp_path / "features").iterdir())) == 1, "and no unfinished file"

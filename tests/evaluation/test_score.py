@@ -96,7 +96,17 @@ def test_best_is_the_better_batchnorm_mode_and_a_gain_is_between_two_of_them():
 
 
 def result(correct, encoder="global", seed=0, scope="all", n=10, protocol="linear"):
-    return Result(encoder, "cifar10", protocol, "paper", "running", scope, seed, Score(correct, n), {"epochs": 2})
+    return Result(
+        encoder=encoder,
+        data="cifar10",
+        protocol=protocol,
+        variant="paper",
+        batchnorm="running",
+        test_images=scope,
+        seed=seed,
+        score=Score(correct, n),
+        settings={"epochs": 2},
+    )
 
 
 def test_headline_of_one_result_has_an_interval_over_images():

@@ -176,7 +176,9 @@ def test_checkpoint_round_trip_keeps_course_and_payload(tmp_path):
     from tests.helpers.small import of
 
     weights = GlobalWeights(of(0.1), of(0.2))
-    state = ServerState(7, weights, {3: 6}, {3: {"scale": 1 / 3}}, {"features": torch.ones(2)})
+    state = ServerState(
+        7, weights, accepted_round={3: 6}, notes={3: {"scale": 1 / 3}}, payload={"features": torch.ones(2)}
+    )
     store = CheckpointStore(tmp_path)
     store.save(Checkpoint(state, {"seconds": 1.5}))
     back = store.load(7)

@@ -9,7 +9,9 @@ from tests.helpers.small import of
 
 
 def make_task(client_id, round_number, accepted=None, value=0.5, **note):
-    return TrainTask(client_id, round_number, accepted, GlobalWeights(of(value), of(1.0)), note)
+    return TrainTask(
+        client_id, round_number, accepted_round=accepted, global_weights=GlobalWeights(of(value), of(1.0)), note=note
+    )
 
 
 def make_state(value, last_round):
@@ -20,7 +22,14 @@ def make_state(value, last_round):
 def save(store, client_id, round_number, accepted=None, value=1.0, settings="lr 0.1"):
     task, state = make_task(client_id, round_number, accepted), make_state(value, round_number)
     upload = GlobalWeights(state.weights.online, state.weights.predictor)
-    sent = TrainResult(client_id, round_number, upload, 40, {"loss": 0.1}, {"features": torch.tensor([3.0])})
+    sent = TrainResult(
+        client_id,
+        round_number,
+        upload,
+        num_examples=40,
+        scalars={"loss": 0.1},
+        payload={"features": torch.tensor([3.0])},
+    )
     return store.save(task, settings, state, sent)
 
 

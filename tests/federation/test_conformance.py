@@ -70,7 +70,7 @@ def test_clients_share_one_module_without_leaking_into_each_other(tmp_path, meth
 
     for round_number, accepted in ((1, None), (2, 1)):
         start = client.initial_global_weights() if accepted is None else GlobalWeights(Weights(), Weights())
-        state, _ = client.train(state, TrainTask(1, round_number, accepted, start))
+        state, _ = client.train(state, TrainTask(1, round_number, accepted_round=accepted, global_weights=start))
     stored = store.load(1, 2)
     assert state.weights.online.digest() == stored.weights.online.digest()
     assert state.weights.target.digest() == stored.weights.target.digest()

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def made(factory, **settings):
 def train(how, method, settings, images=27):
     """The report, and the loss of the last epoch: 27 images are 3 batches of 8."""
     pixels = make_images(images).pixels
-    return how(method, pixels, Recipe(), settings, 0.05, seed=3)
+    return how(method, pixels, recipe=Recipe(), settings=settings, lr=0.05, seed=3)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_time_limit_ends_all_processes():
         raise ClientError("timeout", "step 1")
 
     with pytest.raises(ClientError, match="step 1"):
-        train_on_devices(made(Sleeps), make_images(64).pixels, Recipe(), TWO, 0.05, 3, on_step=late)
+        train(partial(train_on_devices, on_step=late), made(Sleeps), TWO, images=64)
 
 
 def test_a_run_on_two_devices_and_what_is_refused(tmp_path):

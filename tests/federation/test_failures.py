@@ -50,7 +50,7 @@ def fails(*where):
 
     def disturb(task, reply):
         if (task.round_number, task.client_id) in where:
-            return [Failure(task.client_id, task.round_number, "exception", "ValueError: no")]
+            return [Failure(task.client_id, task.round_number, "exception", detail="ValueError: no")]
         return [reply]
 
     return disturb
@@ -102,7 +102,7 @@ def test_a_client_that_raises_in_mid_epoch_is_a_failure(tmp_path):
         for k in range(2)
     ]
     assert replies[0].client_id == 0
-    assert replies[1] == replace(Failure(1, 1, "exception", "RuntimeError: at batch 2"), trace=replies[1].trace)
+    assert replies[1] == replace(Failure(1, 1, "exception", detail="RuntimeError: at batch 2"), trace=replies[1].trace)
 
 
 def test_nan_is_stopped_at_the_client_and_never_reaches_the_average(tmp_path):
@@ -297,6 +297,10 @@ def test_no_learning_leaves_lambda_unset_and_mu_in_range(tmp_path):
 @pytest.mark.parametrize("count", [2, 3, 7, 8, 9])
 def test_clients_of_any_size_train(tmp_path, count):
     client = make_client(make_method(), Replace(), clients=1, images=make_images(16).pixels[:count])
-    reply = handle(client, ClientStore(tmp_path), TrainTask(0, 1, None, client.initial_global_weights()))
+    reply = handle(
+        client,
+        ClientStore(tmp_path),
+        TrainTask(0, 1, accepted_round=None, global_weights=client.initial_global_weights()),
+    )
     assert reply.num_examples == count
     assert reply.scalars["images"] == min(count, 8)

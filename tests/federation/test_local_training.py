@@ -284,6 +284,6 @@ def test_a_step_never_asks_its_device_for_a_value(name):
     method = make_method(name).to("meta")
     recipe = Recipe(blur=0.5, solarise=0.5, upside_down=0.5, quarter_turn=0.5)
     views = make_views(make_images(8).pixels.to("meta"), recipe, torch_stream(0, "augment"), method.view_groups)
-    stepper = Stepper(method, LocalTraining(), 0.1, torch.device("meta"))
+    stepper = Stepper(method, LocalTraining(), lr=0.1, device=torch.device("meta"))
     assert stepper.step(views).shape == ()
     assert stepper.last_step(views)[1].shape[0] == 8

@@ -85,7 +85,9 @@ def test_all_120_orders_of_five_replies_give_the_same_bits_and_the_same_lambdas(
     server = make_server(5, FedEMA(), AGGREGATORS[name](), lambda sent: {"all": torch.cat([p["id"] for p in sent])})
     state = ServerState(0, random_weights(99))
     uploads = [
-        TrainResult(one.client_id, 1, one.weights, one.num_examples, payload={"id": torch.tensor([one.client_id])})
+        TrainResult(
+            one.client_id, 1, one.weights, num_examples=one.num_examples, payload={"id": torch.tensor([one.client_id])}
+        )
         for one in random_results()
     ]
     found, tasks = set(), {k: make_task(server, state, k) for k in range(5)}
@@ -124,7 +126,7 @@ OWN_MEASURE = {
 @pytest.mark.parametrize("name", [name for name in AGGREGATORS if name not in OWN_MEASURE])
 def test_clients_that_agree_are_believed(name):
     agreed = random_weights(1)
-    aggregated = AGGREGATORS[name]()([TrainResult(k, 1, agreed, 10) for k in range(5)], random_weights(99))
+    aggregated = AGGREGATORS[name]()([TrainResult(k, 1, agreed, num_examples=10) for k in range(5)], random_weights(99))
     for part in ("encoder", "predictor"):
         for key, tensor in getattr(agreed, part).tensors().items():
             torch.testing.assert_close(getattr(aggregated, part).tensors()[key], tensor)
@@ -135,7 +137,7 @@ def test_an_error_at_the_second_tensor_leaves_the_state_as_it_was(name):
     uploads, state = random_results(), ServerState(0, random_weights(99))
     broken = uploads[3].weights
     encoder = Weights({**broken.encoder.parameters, "fc.bias": torch.randn(8)}, broken.encoder.buffers)  # 7 is right
-    uploads[3] = TrainResult(3, 1, GlobalWeights(encoder, broken.predictor), 10)
+    uploads[3] = TrainResult(3, 1, GlobalWeights(encoder, broken.predictor), num_examples=10)
     before = digest(state.global_weights)
     with pytest.raises(RuntimeError):
         accept(make_server(5, FedEMA(), AGGREGATORS[name]()), state, uploads)
@@ -147,9 +149,14 @@ def test_an_error_at_the_second_tensor_leaves_the_state_as_it_was(name):
 def test_a_network_without_buffers_or_predictor_and_with_empty_or_boolean_tensors(name):
     def upload(k):
         buffers = {"empty": torch.zeros(0, 3), "mask": torch.tensor([True, k == 0])}
-        return TrainResult(k, 1, GlobalWeights(Weights({"w": torch.tensor([1.0 + k])}, buffers), Weights()), 10)
+        return TrainResult(
+            k, 1, GlobalWeights(Weights({"w": torch.tensor([1.0 + k])}, buffers), Weights()), num_examples=10
+        )
 
-    bare = [TrainResult(k, 1, GlobalWeights(Weights({"w": torch.tensor([1.0 + k])}), Weights()), 10) for k in range(5)]
+    bare = [
+        TrainResult(k, 1, GlobalWeights(Weights({"w": torch.tensor([1.0 + k])}), Weights()), num_examples=10)
+        for k in range(5)
+    ]
     assert list(AGGREGATORS[name]()(bare, bare[0].weights).encoder.tensors()) == ["w"]
     aggregated = AGGREGATORS[name]()([upload(k) for k in range(5)], upload(1).weights)
     assert aggregated.encoder.buffers["empty"].shape == (0, 3)

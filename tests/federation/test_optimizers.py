@@ -110,7 +110,7 @@ def test_norms_and_biases_do_not_decay():
 
 def test_rates_fall_with_depth():
     method = make_method()
-    stepper = Stepper(method, LocalTraining(layer_decay=0.5), 0.8, torch.device("cpu"))
+    stepper = Stepper(method, LocalTraining(layer_decay=0.5), lr=0.8, device=torch.device("cpu"))
     rates = {id(p): group["lr"] for group in stepper.optimizer.param_groups for p in group["params"]}
     of = {name: rates[id(p)] for name, p in method.named_parameters() if p.requires_grad}
     assert of["predictor.0.weight"] == of["online_encoder.projector.3.bias"] == 0.8
@@ -152,7 +152,7 @@ def test_training_uses_the_rate_of_each_step():
     train_locally(one, pixels, Recipe(), LocalTraining(epochs=1, batch_size=8), lambda s, _: (0.1, 0.0)[s], seed=4)
     two = make_method("simsiam")
     order = torch.randperm(16, generator=torch_stream(4, "order"))
-    stepper = Stepper(two, LocalTraining(), 0.1, torch.device("cpu"))
+    stepper = Stepper(two, LocalTraining(), lr=0.1, device=torch.device("cpu"))
     two.train()
     stepper.step(make_views(pixels[order[:8]], Recipe(), torch_stream(4, "augment")))
     for ours, theirs in zip(one.parameters(), two.parameters(), strict=True):
@@ -170,7 +170,7 @@ def step_of(settings, views):
     """By how far each parameter moved in one step of plain SGD with rate 1."""
     method = make_method("simsiam")
     before = [p.detach().clone() for p in method.trained_parameters()]
-    Stepper(method, settings, 1.0, torch.device("cpu")).step(views)
+    Stepper(method, settings, lr=1.0, device=torch.device("cpu")).step(views)
     return torch.cat([(old - p.detach()).flatten() for old, p in zip(before, method.trained_parameters(), strict=True)])
 
 
@@ -193,7 +193,7 @@ def test_accumulated_batches_make_one_step_with_their_mean_gradient():
     settings = LocalTraining(weight_decay=0.0, sgd_momentum=0.0, accumulate=2)
     method, twin = make_method("byol", momentum=0.5), make_method("byol", momentum=0.5)
     batches = [views_of(8, seed) for seed in (1, 2)]
-    stepper = Stepper(method, settings, 0.1, torch.device("cpu"))
+    stepper = Stepper(method, settings, lr=0.1, device=torch.device("cpu"))
     target = Weights.of(method.target_encoder).parameters
     stepper.step(batches[0], Part(0, 2))
     assert all(torch.equal(t, target[n]) for n, t in Weights.of(method.target_encoder).parameters.items())
@@ -247,7 +247,7 @@ def test_a_step_never_asks_its_device_for_a_value(optimizer):
     method = make_method().to("meta")
     views = make_views(make_images(8).pixels.to("meta"), Recipe(), torch_stream(0, "augment"))
     settings = replace(OTHERS, optimizer=optimizer, accumulate=1)
-    assert Stepper(method, settings, 0.1, torch.device("meta")).step(views).shape == ()
+    assert Stepper(method, settings, lr=0.1, device=torch.device("meta")).step(views).shape == ()
 
 
 @pytest.mark.parametrize(

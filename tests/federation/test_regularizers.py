@@ -116,9 +116,9 @@ def test_a_client_is_held_near_what_the_server_sent_not_near_where_its_rule_lets
     training = replace(TRAINING, epochs=4, lr=0.1, sgd_momentum=0.0, weight_decay=0.0, proximal=5.0)
     client = make_client(make_method(), ConstantMu(mu_encoder=1.0, mu_predictor=1.0), training=training)
     start = client.initial_global_weights()
-    state, _ = client.train(None, TrainTask(0, 1, None, start))
+    state, _ = client.train(None, TrainTask(0, 1, accepted_round=None, global_weights=start))
     other = type(start)(start.encoder.map(lambda _, t: t + 1 if t.is_floating_point() else t), start.predictor)
-    state, _ = client.train(state, TrainTask(0, 2, 1, other))
+    state, _ = client.train(state, TrainTask(0, 2, accepted_round=1, global_weights=other))
     moved = state.weights.online.parameters["projector.0.weight"] - start.encoder.parameters["projector.0.weight"]
     assert moved.mean().item() > 0.8
 

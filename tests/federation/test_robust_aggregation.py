@@ -41,7 +41,7 @@ def weights(encoder, predictor=(), mean=(0.0,), var=(1.0,), counter=0, dtype=tor
 
 
 def results(*uploads, n=None):
-    return [TrainResult(k, 1, upload, 10 if n is None else n[k]) for k, upload in enumerate(uploads)]
+    return [TrainResult(k, 1, upload, num_examples=10 if n is None else n[k]) for k, upload in enumerate(uploads)]
 
 
 def encoder(aggregated):
@@ -276,7 +276,9 @@ POISONS = {
 def poisoned(result, poison):
     weights = result.weights
     sent = GlobalWeights(*(part.map(lambda _, t: POISONS[poison](t)) for part in (weights.encoder, weights.predictor)))
-    return TrainResult(result.client_id, result.round_number, sent, result.num_examples, result.scalars)
+    return TrainResult(
+        result.client_id, result.round_number, sent, num_examples=result.num_examples, scalars=result.scalars
+    )
 
 
 def honest_round(clients, seed=0):

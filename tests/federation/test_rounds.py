@@ -60,7 +60,13 @@ def test_results_in_any_order_give_the_same_state(tmp_path):
 
 
 def test_task_says_which_state_the_server_accepted_last():
-    state = ServerState(4, GlobalWeights(of(1.0), of(2.0)), {1: 3}, {1: {"scale": 0.5}}, {"extra": torch.ones(1)})
+    state = ServerState(
+        4,
+        GlobalWeights(of(1.0), of(2.0)),
+        accepted_round={1: 3},
+        notes={1: {"scale": 0.5}},
+        payload={"extra": torch.ones(1)},
+    )
     known, new = make_task(make_server(4, Replace()), state, 1), make_task(make_server(4, Replace()), state, 0)
     assert (known.round_number, known.accepted_round, known.note) == (5, 3, {"scale": 0.5})
     assert (new.round_number, new.accepted_round, new.note) == (5, None, {})
@@ -107,7 +113,7 @@ def test_payloads_go_up_are_pooled_and_come_down_again(tmp_path):
 def test_nan_is_stopped_at_the_client_and_named():
     client = make_client(make_method(), Replace(), training=LocalTraining(epochs=3, batch_size=8, lr=1e30))
     with pytest.raises(FedsslError, match=r"client 2, round 1: .* lower local_training\.lr"):
-        client.train(None, TrainTask(2, 1, None, client.initial_global_weights()))
+        client.train(None, TrainTask(2, 1, accepted_round=None, global_weights=client.initial_global_weights()))
 
 
 def test_client_state_holds_what_the_rule_needs_next_time(tmp_path):

@@ -12,12 +12,19 @@ from fedssl.federation.validation import inspect
 from tests.helpers.small import of
 
 LIKE = GlobalWeights(of(1.0, 2.0), of(3.0))
-TASKS = {k: TrainTask(k, 5, None, LIKE) for k in (0, 1)}
+TASKS = {k: TrainTask(k, 5, accepted_round=None, global_weights=LIKE) for k in (0, 1)}
 
 
 def reply(encoder=None, num_examples=10, client_id=1, round_number=5, scalars=None, payload=None):
     weights = GlobalWeights(encoder or of(5.0, 6.0), of(7.0))
-    return TrainResult(client_id, round_number, weights, num_examples, scalars or {"loss": 1.0}, payload or {})
+    return TrainResult(
+        client_id,
+        round_number,
+        weights,
+        num_examples=num_examples,
+        scalars=scalars or {"loss": 1.0},
+        payload=payload or {},
+    )
 
 
 def changed(name, tensor):
@@ -80,7 +87,10 @@ def test_a_finite_value_that_would_make_the_average_infinite_is_its_senders_fail
     assert (found.client_id, found.detail) == (1, "encoder conv1.weight: a value that is too large")
     like = GlobalWeights(of(1.0), Weights({}, {"count": torch.tensor(1)}))
     sent = GlobalWeights(of(1.0), Weights({}, {"count": torch.tensor(2**62)}))
-    assert inspect(TrainResult(1, 5, sent, 10), TASKS, like).detail == "predictor count: a value that is too large"
+    assert (
+        inspect(TrainResult(1, 5, sent, num_examples=10), TASKS, like).detail
+        == "predictor count: a value that is too large"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,11 +134,14 @@ def test_whatever_happens_while_a_reply_is_looked_at_is_its_senders_failure_and_
 def test_a_variance_below_zero_is_rejected():
     like = GlobalWeights(of(1.0), Weights({}, {"bn.running_var": torch.ones(2)}))
     sent = GlobalWeights(of(1.0), Weights({}, {"bn.running_var": torch.tensor([1.0, -0.1])}))
-    assert inspect(TrainResult(1, 5, sent, 10), TASKS, like).detail == "predictor bn.running_var: a variance below 0"
+    assert (
+        inspect(TrainResult(1, 5, sent, num_examples=10), TASKS, like).detail
+        == "predictor bn.running_var: a variance below 0"
+    )
 
 
 def test_the_predictor_is_looked_at_too():
-    sent = TrainResult(1, 5, GlobalWeights(of(5.0, 6.0), of(math.nan)), 10)
+    sent = TrainResult(1, 5, GlobalWeights(of(5.0, 6.0), of(math.nan)), num_examples=10)
     assert inspect(sent, TASKS, LIKE).detail.startswith("predictor ")
 
 

@@ -111,7 +111,7 @@ def test_the_server_averages_what_arrived_and_the_client_keeps_its_own(tmp_path,
     for result, expected, own in zip(outcomes[0].results, arrived, kept, strict=True):
         assert result.weights.digest == expected.digest
         assert 0 < divergence(result.weights.encoder, own.online, "l2") < 0.1, "float32 stays at the client"
-    uploads = [TrainResult(k, 1, one, 20) for k, one in enumerate(arrived)]
+    uploads = [TrainResult(k, 1, one, num_examples=20) for k, one in enumerate(arrived)]
     average = WeightedAverage()(uploads, client.initial_global_weights())
     assert digests(outcomes[0]) == (average.encoder.digest(), average.predictor.digest())
 
@@ -121,8 +121,10 @@ def test_a_client_starts_from_what_arrived(tmp_path, wire):
     client = make_client(make_method(), Replace(), wire=Wire(wire))
     first = client.initial_global_weights()
     encoded, arrived = Wire(wire).encode(first), Wire(wire).arrived(first)
-    state, _ = client.train(None, TrainTask(0, 1, None, encoded))
-    plain, _ = make_client(make_method(), Replace()).train(None, TrainTask(0, 1, None, arrived))
+    state, _ = client.train(None, TrainTask(0, 1, accepted_round=None, global_weights=encoded))
+    plain, _ = make_client(make_method(), Replace()).train(
+        None, TrainTask(0, 1, accepted_round=None, global_weights=arrived)
+    )
     assert state.weights.online.digest() == plain.weights.online.digest()
     assert state.weights.target.digest() == plain.weights.target.digest()
 
@@ -173,13 +175,13 @@ def test_clients_that_share_nothing_get_the_first_weights_and_send_none(tmp_path
 def test_the_gate_looks_at_what_travels():
     """Float32 where bf16 was agreed, a scale that is missing, negative, or so large that a weight would be infinite."""
     like = model(torch.ones(3, 3))
-    tasks = {0: TrainTask(0, 1, None, like)}
+    tasks = {0: TrainTask(0, 1, accepted_round=None, global_weights=like)}
 
     def detail(wire, **changes):
         expected = Wire(wire).encode(like)
         parameters = {**expected.encoder.parameters, **{name.replace("_", "."): t for name, t in changes.items()}}
         sent = GlobalWeights(Weights({n: t for n, t in parameters.items() if t is not None}), Weights())
-        reply = inspect(TrainResult(0, 1, sent, 5), tasks, expected)
+        reply = inspect(TrainResult(0, 1, sent, num_examples=5), tasks, expected)
         return "" if isinstance(reply, TrainResult) else reply.detail
 
     assert detail("bf16") == detail("int8") == ""

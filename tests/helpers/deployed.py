@@ -15,10 +15,10 @@ from PIL import Image
 
 from fedssl.data.standard.synthetic import synthetic_images
 from fedssl.deployment.certificates import make_node_key, make_roster, make_server_certificate
-from fedssl.deployment.supervision import free_port
 from fedssl.experiment.experiment import load
 from fedssl.federation.checkpoint import CheckpointStore
 from fedssl.federation.client_store import ClientStore
+from tests.helpers.ports import free_port
 
 NAMES = ["hospital-a", "hospital-b"]
 SETTINGS = {

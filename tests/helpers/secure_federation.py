@@ -92,7 +92,7 @@ def killed_once(at, client, after):
             seen.add(stage)
             if after:
                 answer()
-            return [Failure(task.client_id, task.round_number, "exception", "killed")]
+            return [Failure(task.client_id, task.round_number, "exception", detail="killed")]
         return [answer()]
 
     return disturb

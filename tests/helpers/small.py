@@ -125,11 +125,19 @@ def state(online, predictor, target, last_round=1, **scalars):
 
 
 def task(encoder, predictor, round_number=2, accepted_round=1, **note):
-    return TrainTask(0, round_number, accepted_round, GlobalWeights(of(*encoder), of(*predictor)), note)
+    return TrainTask(
+        0,
+        round_number,
+        accepted_round=accepted_round,
+        global_weights=GlobalWeights(of(*encoder), of(*predictor)),
+        note=note,
+    )
 
 
 def result(client_id, encoder, predictor, num_examples=10, **scalars):
-    return TrainResult(client_id, 1, GlobalWeights(of(*encoder), of(*predictor)), num_examples, scalars)
+    return TrainResult(
+        client_id, 1, GlobalWeights(of(*encoder), of(*predictor)), num_examples=num_examples, scalars=scalars
+    )
 
 
 def values(weights):

@@ -48,8 +48,9 @@ def softmax(rows):
 
 
 def at(method, client_id=0, num_clients=4, round_number=1, rounds=10):
-    weights = Weights.of(method.online_encoder), Weights.of(method.predictor)
-    return ClientRound(client_id, num_clients, round_number, rounds, 0, *weights)
+    where = {"client_id": client_id, "num_clients": num_clients, "round_number": round_number, "rounds": rounds}
+    weights = {"encoder": Weights.of(method.online_encoder), "predictor": Weights.of(method.predictor)}
+    return ClientRound(**where, seed=0, **weights)
 
 
 # --- SSD --------------------------------------------------------------------------------------------------------------
@@ -170,9 +171,9 @@ def test_fedx_is_four_terms_with_the_received_encoder_frozen():
 def test_fedx_takes_the_global_encoder_where_its_rule_starts_elsewhere():
     client = make_client(make_method("fedx"), ConstantMu(mu_encoder=1.0, mu_predictor=1.0))
     start = client.initial_global_weights()
-    state, _ = client.train(None, TrainTask(0, 1, None, start))
+    state, _ = client.train(None, TrainTask(0, 1, accepted_round=None, global_weights=start))
     sent = GlobalWeights(start.encoder.map(lambda _, t: t + 1 if t.is_floating_point() else t), start.predictor)
-    client.train(state, TrainTask(0, 2, 1, sent))
+    client.train(state, TrainTask(0, 2, accepted_round=1, global_weights=sent))
     assert Weights.of(client.method.global_encoder).digest() == sent.encoder.digest()
 
 
@@ -246,7 +247,7 @@ def test_what_travels_is_the_mean_matrix_of_the_round_with_noise_and_then_its_su
     assert torch.equal(kept["own"], sent[2])
     assert kept["own_round"].item() == 1
     quiet, loud = (make_client(make_method("fedsc", noise=noise), Replace()) for noise in (0.0, 0.5))
-    task = TrainTask(0, 1, None, quiet.initial_global_weights())
+    task = TrainTask(0, 1, accepted_round=None, global_weights=quiet.initial_global_weights())
     (_, plain), (_, noisy) = quiet.train(None, task), loud.train(None, task)
     noise = noisy.payload["correlation"] - plain.payload["correlation"]
     assert 0.3 < noise.std().item() < 0.7

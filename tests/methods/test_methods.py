@@ -449,10 +449,10 @@ def test_byols_momentum_rises_to_one_over_the_rounds_if_asked():
     client = make_client(method, Replace(), rounds=4)
     found = []
     for number in (1, 2, 3, 4):
-        client._start(None, TrainTask(0, number, None, client.initial_global_weights()))
+        client._start(None, TrainTask(0, number, accepted_round=None, global_weights=client.initial_global_weights()))
         found.append(method.momentum_now)
     assert found == pytest.approx([1 - 0.02 * (1 + math.cos(math.pi * r / 4)) for r in range(4)])
     assert (found[0], found[2]) == pytest.approx((0.96, 0.98))
     client = make_client(constant := make_method("byol", momentum=0.96), Replace(), rounds=4)
-    client._start(None, TrainTask(0, 3, None, client.initial_global_weights()))
+    client._start(None, TrainTask(0, 3, accepted_round=None, global_weights=client.initial_global_weights()))
     assert constant.momentum_now == 0.96

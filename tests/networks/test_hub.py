@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from fedssl.networks import libraries
-from fedssl.networks.hub import hub_asked_once
+from fedssl.networks.hub import one_request_to_the_hub
 
 
 class Session:
@@ -29,7 +29,7 @@ def test_the_hub_is_asked_once(monkeypatch, error):
     monkeypatch.setattr(huggingface_hub, "get_session", lambda: session)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    with hub_asked_once() as why:
+    with one_request_to_the_hub() as why:
         assert constants.HF_HUB_OFFLINE is bool(error)
         assert not logging.getLogger("huggingface_hub.utils._http").isEnabledFor(logging.WARNING), "its retries"
     assert why == (f"{constants.ENDPOINT} cannot be reached: no route to host" if error else "")

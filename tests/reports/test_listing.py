@@ -31,11 +31,41 @@ def test_one_line_a_run_the_oldest_first_and_broken_ones_say_why(tmp_path):
     (tmp_path / "file.txt").write_text("not a folder")
     first, second, third, fourth, fifth = list_runs(tmp_path)
     knn, linear = "25.0 % → 37.5 %", "20.0 % → 40.0 %"
-    assert first == Listed("whole", WHAT, "2/2", "finished", "not known", knn, linear, "1 min 15 s", "3 d ago")
+    assert first == Listed(
+        name="whole",
+        what=WHAT,
+        rounds="2/2",
+        status="finished",
+        verdict="not known",
+        knn=knn,
+        linear=linear,
+        seconds="1 min 15 s",
+        age="3 d ago",
+    )
     status = "running, or killed: the same command resumes it"
-    assert second == Listed("killed", WHAT, "1/2", status, "–", "–", "–", "–", "2 h ago")
+    assert second == Listed(
+        name="killed",
+        what=WHAT,
+        rounds="1/2",
+        status=status,
+        verdict="–",
+        knn="–",
+        linear="–",
+        seconds="–",
+        age="2 h ago",
+    )
     knn, linear = "25.0 % → –", "20.0 % → –"
-    assert third == Listed("stopped", WHAT, "0/2", "interrupted", "–", knn, linear, "5.0 s", "5 min ago")
+    assert third == Listed(
+        name="stopped",
+        what=WHAT,
+        rounds="0/2",
+        status="interrupted",
+        verdict="–",
+        knn=knn,
+        linear=linear,
+        seconds="5.0 s",
+        age="5 min ago",
+    )
     assert (fourth.name, fourth.what, fourth.age) == ("torn", "", "just now")
     assert fourth.status.startswith("broken: rounds.jsonl, line 2: damaged")
     assert (fifth.name, fifth.status) == ("zz-notes", "broken: not a run folder (config.toml is missing)")

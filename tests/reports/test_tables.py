@@ -10,7 +10,17 @@ from fedssl.reports.tables import clients_tables, headline_table
 
 
 def result(correct, encoder="global", seed=0, scope="all", protocol="linear"):
-    return Result(encoder, "cifar10", protocol, "paper", "running", scope, seed, Score(correct, 10), {})
+    return Result(
+        encoder=encoder,
+        data="cifar10",
+        protocol=protocol,
+        variant="paper",
+        batchnorm="running",
+        test_images=scope,
+        seed=seed,
+        score=Score(correct, 10),
+        settings={},
+    )
 
 
 def drawn(*tables):

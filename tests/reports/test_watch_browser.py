@@ -31,7 +31,9 @@ class Sites(OneMachine):
 
     def engine(self, run):
         grid = FakeGrid(self.nodes, answering(Side(run.parts.client, run.store, run.folder.path / "log.jsonl")))
-        directory = ByKey(grid, NAMES, {str(k).encode(): name for k, name in enumerate(NAMES)}, run.view.say)
+        directory = ByKey(
+            grid=grid, names=NAMES, keys={str(k).encode(): name for k, name in enumerate(NAMES)}, say=run.view.say
+        )
         view = {"waiting": run.view.waiting, "presence": run.view.presence, "clients": 6}
         places = {"grid": grid, "directory": directory, "folder": run.folder.path}
         return FlowerEngine(**places, **view, about=lambda _: {}, patience=LIMIT, pause=0.2)

@@ -52,17 +52,17 @@ def bench_methods(
       fedssl bench methods folder fedsimclr fedbyol --set data.path=photos --set data.eval_test=labelled/test
     """
     from fedssl.experiment.config.layers import parse_override
-    from fedssl.paper.bench import ALGORITHMS, Bench, check_bench, write_bench
+    from fedssl.paper.method_comparison import ALGORITHMS, MethodComparison, check_methods, write_method_page
     from fedssl.paper.terminal import print_comparison
 
-    def planned() -> Bench:
+    def planned() -> MethodComparison:
         given, overrides = settings or [], dict(map(parse_override, settings or []))
         names = algorithms or list(ALGORITHMS)
         options = {"overrides": overrides, "typed": given, "metric": protocol}
-        return Bench.of_algorithms(preset, names, out, seeds, **options)  # type: ignore[arg-type]
+        return MethodComparison.of_algorithms(preset, names, out, seeds, **options)  # type: ignore[arg-type]
 
     made = planned()
-    check_bench(made)
+    check_methods(made)
     if dry_run:
         print_forecast(made.plan, jobs)
         return
@@ -70,7 +70,7 @@ def bench_methods(
     made = planned()
     print_comparison(made)
     place = page or out / f"{preset}.html"
-    write_bench(made, place)
+    write_method_page(made, place)
     typer.echo(f"page: {place}")
     if failed:
         raise failed

@@ -236,9 +236,9 @@ def leave(run: Run, state: StateFolder = None, name: Name = "") -> None:
     from fedssl.deployment import consent
 
     folder = _state(state, name)
-    found = consent.find_run(folder, run)
-    consent.leave(folder, found)
-    typer.echo(f"left run {found}: `fedssl client join {found}` takes part again")
+    run_id = consent.find_run(folder, run)
+    consent.leave(folder, run_id)
+    typer.echo(f"left run {run_id}: `fedssl client join {run_id}` takes part again")
 
 
 @client_app.command()
@@ -247,9 +247,9 @@ def join(run: Run, state: StateFolder = None, name: Name = "") -> None:
     from fedssl.deployment import consent
 
     folder = _state(state, name)
-    found = consent.find_run(folder, run)
-    consent.join(folder, found)
-    typer.echo(f"joined run {found}: tasks are taken again")
+    run_id = consent.find_run(folder, run)
+    consent.join(folder, run_id)
+    typer.echo(f"joined run {run_id}: tasks are taken again")
 
 
 @client_app.command()

@@ -160,5 +160,5 @@ def certificates_roster(
     need("secure", "fedssl certificates roster")
     from fedssl.deployment.certificates import make_roster
 
-    count, found = make_roster(out, keys)
-    typer.echo(f"for every site: {out}, {count} sites\nfingerprint, to read out on the phone: {found}")
+    count, fingerprint = make_roster(out, keys)
+    typer.echo(f"for every site: {out}, {count} sites\nfingerprint, to read out on the phone: {fingerprint}")

@@ -46,6 +46,7 @@ class Registry(UserDict[str, Entry]):
         group: str,
         source: str,
         own: Mapping[str, Entry | str],
+        *,
         base: type | None = None,
         families: Mapping[str, Family] | None = None,
     ) -> None:

@@ -55,5 +55,5 @@ def summary_of(factory: Callable[..., Any]) -> str:
 
 def needs_of(factory: Callable[..., Any]) -> str:
     """What a factory's docstring says from "Needs:" on, as one line; "": nothing."""
-    _, found, rest = (inspect.getdoc(getattr(factory, "func", factory)) or "").partition("Needs:")
-    return " ".join((found + rest).split())
+    _, marker, rest = (inspect.getdoc(getattr(factory, "func", factory)) or "").partition("Needs:")
+    return " ".join((marker + rest).split())

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ class Images:
 
     pixels: Tensor  # uint8, NCHW, may be memory mapped
     labels: Tensor | None = None  # int64, N
+    _: KW_ONLY
     class_names: tuple[str, ...] = ()
     known_fingerprint: str = ""  # of pixels that a checked cache holds: gigabytes need not be read to know them
     release: Callable[[], None] | None = None  # of a memory map: gives its pages back to the system
@@ -82,7 +83,7 @@ class Images:
                 "was the partition made for another dataset?"
             )
         labels = None if self.labels is None else self.labels[chosen]
-        return Images(self.pixels[chosen], labels, self.class_names)
+        return Images(self.pixels[chosen], labels, class_names=self.class_names)
 
     def unlabelled(self) -> "Images":
         """The same pixels (shared, not copied) without labels or class names."""
@@ -142,7 +143,7 @@ class Refusal:
     client: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Original:
     """What an image was before it was decoded."""
 
@@ -172,7 +173,7 @@ def where(load: Callable[..., Any]) -> Where:
     return getattr(load, "where", "here")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Training and test images, in words where they came from, and what the data say about their holders."""
 

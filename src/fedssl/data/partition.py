@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +37,7 @@ class Partition:
 
     clients: tuple[IntArray, ...]  # sorted indices into the training set, disjoint
     unused: int  # images given to nobody, those held out for evaluation not counted
+    _: KW_ONLY
     labelled: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # held out: at no client
     names: tuple[str, ...] = ()  # of the clients, where the data name them
     public: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # seen by everybody: at no client
@@ -86,7 +87,8 @@ class Partition:
             raise FedsslError(f"{path} gives an image to two clients or has negative image numbers: make it again")
         if names and len(names) != len(clients):
             raise FedsslError(f"{path} names {len(names)} of {len(clients)} clients: make it again")
-        return cls(tuple(map(np.sort, clients)), unused, np.sort(labelled), names, np.sort(public))
+        known = {"labelled": np.sort(labelled), "public": np.sort(public)}
+        return cls(tuple(map(np.sort, clients)), unused, names=names, **known)
 
 
 def iid(

@@ -34,7 +34,7 @@ class Entry:
     parts: Sequence[tuple[str, str, str]]  # name, size, SHA-256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditPage:
     """What the template of the page gets."""
 
@@ -108,14 +108,14 @@ def _entry(line: Line) -> Entry:
 
 def _totals(lines: list[Line]) -> list[dict[str, Any]]:
     """Of each run: what left, how often, how long this machine worked, and what of privacy is spent."""
-    found = []
+    totals = []
     for run in dict.fromkeys(line["run"] for line in lines if "spent" in line):
         replies = [line for line in lines if line.get("run") == run and "spent" in line]
         sent = sum(part["bytes"] for line in replies for part in line["left"])
         epsilon = [_number(line["epsilon"]) for line in replies if "epsilon" in line][-1:]
         times = {"from": _time(replies[0]), "to": _time(replies[-1])}
-        found.append(replies[-1]["spent"] | times | {"run": run, "bytes": sent, "epsilon": "".join(epsilon)})
-    return found
+        totals.append(replies[-1]["spent"] | times | {"run": run, "bytes": sent, "epsilon": "".join(epsilon)})
+    return totals
 
 
 def _sentence(total: dict[str, Any]) -> str:

@@ -44,8 +44,8 @@ def connect(host: str, port: int, timeout: float, proxy: str = "") -> socket.soc
         raise FedsslError("HTTPS_PROXY: expected an address such as http://proxy.example.org:3128")
     headers = {}
     if parts.username:
-        told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(told.encode()).decode()}"
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     tunnel = http.client.HTTPConnection(at, by, timeout=timeout)
     tunnel.set_tunnel(host, port, headers)
     try:

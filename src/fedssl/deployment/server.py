@@ -37,7 +37,7 @@ COMMAND_LIMIT = 120.0
 RENEWAL = 30  # days before the end of a certificate at which it is said
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """What a server is started with."""
 

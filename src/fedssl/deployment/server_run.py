@@ -103,8 +103,9 @@ class AtSites:
 
     def _directory(self, names: list[str], view: View) -> Directory:
         if not self.keys:
-            return ByName(self.grid, names, view.say)
-        return ByKey(self.grid, names, {key_bytes(text.encode()): name for name, text in self.keys.items()}, view.say)
+            return ByName(grid=self.grid, names=names, say=view.say)
+        keys = {key_bytes(text.encode()): name for name, text in self.keys.items()}
+        return ByKey(grid=self.grid, names=names, keys=keys, say=view.say)
 
 
 def _named(parts: Parts, names: list[str]) -> Parts:

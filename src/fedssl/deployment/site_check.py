@@ -77,12 +77,12 @@ class _Way:
         if self.proxy:
             return f"{self.host} is looked up by the proxy {self.shown} (HTTPS_PROXY)"
         try:
-            found = socket.getaddrinfo(self.host, self.number, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(self.host, self.number, type=socket.SOCK_STREAM)
         except OSError:
             raise FedsslError(
                 f"{self.host} has no address here: check the name in --server; if a proxy knows it, set HTTPS_PROXY"
             ) from None
-        return f"{self.host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}"
+        return f"{self.host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in addresses))}"
 
     def port(self) -> str:
         self._connected().close()
@@ -164,8 +164,8 @@ class _Way:
 
 
 def _common_name(name: x509.Name) -> str:
-    found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return printable(str(found[0].value) if found else name.rfc4514_string())
+    names = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return printable(str(names[0].value) if names else name.rfc4514_string())
 
 
 def _key(site: Site, ask: bool) -> str:
@@ -236,10 +236,11 @@ def _disk(site: Site) -> str:
 def _images(place: str) -> str:
     if not place:
         return "none given: right for runs with a shared dataset; others need --data"
-    found = find_images(place, "--data", "auto", {"image": "", "label": "", "client": ""}, labels=False)
-    if len(found.samples) < 2:
-        raise FedsslError(f"--data: {place}: {len(found.samples)} images: at least 2 are needed (fedssl data inspect)")
-    return f"{len(found.samples):,} in {place}; not decoded yet: `fedssl data inspect` does that"
+    content = find_images(place, "--data", "auto", {"image": "", "label": "", "client": ""}, labels=False)
+    count = len(content.samples)
+    if count < 2:
+        raise FedsslError(f"--data: {place}: {count} images: at least 2 are needed (fedssl data inspect)")
+    return f"{count:,} in {place}; not decoded yet: `fedssl data inspect` does that"
 
 
 def _policy(path: Path | None, roster: Path | None) -> str:

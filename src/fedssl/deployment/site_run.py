@@ -88,7 +88,7 @@ def open_side(node: Raw, about: Raw) -> Side:
     check_upload(client.upload_bytes(), policy)
     check_disk(state, client.state_bytes(), policy)
     secure = _secure_client(config, client, node, policy)
-    store = ClientStore(store.folder, store.keep, store.data_of, secure, _data_changed(node, about))
+    store = replace(store, secure=secure, changed=_data_changed(node, about))
     return Side(client, store, state / LOG, config.failures.client_timeout)
 
 
@@ -223,7 +223,7 @@ def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Pa
 
     examine = build_examine(config, labels_of_site(decoding, data, *evaluated))
     client = build_client(config, method, images_of, len(config.flower.clients), examine=examine)
-    return client, ClientStore(folder, config.run.keep_checkpoints, lambda _: fingerprint(images))
+    return client, ClientStore(folder, keep=config.run.keep_checkpoints, data_of=lambda _: fingerprint(images))
 
 
 def _secure_client(config: Config, client: Client, node: Raw, policy: Policy) -> "SecureClient | None":

@@ -80,8 +80,8 @@ async def _refuse(status: int, scope: dict[str, Any], send: ASGI) -> None:
 
 def announced(scope: dict[str, Any]) -> int:
     """The size that a request says it has; 0 if it does not say."""
-    found = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
-    return int(found[0]) if found and found[0].isdigit() else 0
+    lengths = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
+    return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
 
 
 def _bounded(receive: Receive) -> Receive:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -99,12 +98,6 @@ def environment(home: Path, *here: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     return os.environ | changed | without_proxy(*here)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def split_address(text: str) -> tuple[str, int]:

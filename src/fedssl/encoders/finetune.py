@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Request:
     """What to learn from, and how; as the semi-supervised protocol does it, unless said otherwise."""
 
     data: str
+    _: KW_ONLY
     test: str = ""  # a place with test images; none: `test_fraction` of every class
     test_fraction: float = 0.2
     data_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class FineTuned:
 
     folder: Path
     classifier: Classifier
+    _: KW_ONLY
     score: Score | None  # None: there were no test images
     learnt_from: int
     refused: tuple[Refusal, ...]
@@ -105,7 +107,7 @@ def fine_tune(
         if "onnx" in request.formats:
             write_onnx(classifier, classifier.about, "probabilities", folder / "classifier.onnx")
         score = _write_results(folder, model, dataset, classifier, request)
-    return FineTuned(Path(out), classifier, score, len(dataset.train), dataset.refused)
+    return FineTuned(Path(out), classifier, score=score, learnt_from=len(dataset.train), refused=dataset.refused)
 
 
 def _labelled(encoder: TrainedEncoder, request: Request, progress: Progress) -> Dataset:

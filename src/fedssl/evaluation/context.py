@@ -75,6 +75,7 @@ class Context:
         self,
         encoder: Encoder,
         data: LabelledData,
+        *,
         batchnorm: BatchNorm = "running",
         cache: FeatureCache | None = None,
         progress: Progress = silent,

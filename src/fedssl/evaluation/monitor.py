@@ -65,7 +65,7 @@ class Monitor:
     def _look(
         self, encoder: Encoder, batchnorm: BatchNorm, linear: Linear | None, suffix: str, progress: Progress
     ) -> Measured:
-        context = Context(encoder, self.data, batchnorm, progress=progress)
+        context = Context(encoder, self.data, batchnorm=batchnorm, progress=progress)
         correct = {f"knn{suffix}": self._correct(self.knn, context)}
         values = {f"knn{suffix}": _share(correct[f"knn{suffix}"]), f"backbone_std{suffix}": self._std(context)}
         if linear:
@@ -93,9 +93,9 @@ class SiteMonitor:
 
         The running ones of a random encoder say nothing: against them any training looks good.
         """
-        context = Context(encoder, data, "reestimated")
+        context = Context(encoder, data, batchnorm="reestimated")
         classes = {"knn": self.knn.predict(context), "linear": self.linear.predict(context, self.seed)}
-        return {name: int((found.classes == data.test_labels).sum()) for name, found in classes.items()}
+        return {name: int((predicted.classes == data.test_labels).sum()) for name, predicted in classes.items()}
 
 
 @dataclass(frozen=True)

@@ -134,5 +134,5 @@ PROTOCOLS: Registry[dict[Variant, Protocol]] = Registry(
         "semi-1": {"paper": SemiSupervised(fraction=0.01), "authors": SemiSupervised(fraction=0.01, trained="head")},
         "semi-10": {"paper": SemiSupervised(fraction=0.1), "authors": SemiSupervised(fraction=0.1, trained="head")},
     },
-    dict,
+    base=dict,
 )

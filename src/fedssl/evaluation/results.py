@@ -12,7 +12,7 @@ KEY = ("encoder", "data", "protocol", "variant", "batchnorm", "test_images")
 """What tells two entries of a headline apart; a newer entry replaces an older one with the same."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """One encoder by one protocol with one seed: how many of which test images it classified correctly."""
 

@@ -211,7 +211,9 @@ def client_store(config: Config, parts: Parts, folder: Path) -> ClientStore:
     def data_of(client_id: int) -> str:
         return sha256(images().encode() + parts.partition.clients[client_id].tobytes()).hexdigest()
 
-    return ClientStore(folder, config.run.keep_checkpoints, data_of, _secure_client(parts, folder / KEYS))
+    return ClientStore(
+        folder, keep=config.run.keep_checkpoints, data_of=data_of, secure=_secure_client(parts, folder / KEYS)
+    )
 
 
 def _secure_client(parts: Parts, keys: Path) -> "SecureClient | None":

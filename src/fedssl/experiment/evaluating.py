@@ -60,9 +60,9 @@ class Evaluator:
         self.view.progress("accuracy at the sites", 0, None)
         started, away = time.process_time(), {one.client_id for one in failed if one.code in AWAY}
         with self.clock.part("evaluation"):
-            found = self.sites.measure(state, away)
+            evaluated = self.sites.measure(state, away)
         self._core_seconds += time.process_time() - started
-        return found
+        return evaluated
 
     def _measured(self, state: ServerState, full: bool) -> Measured:
         """The global encoder's numbers; for clients that share nothing, the mean and spread over their encoders."""
@@ -81,13 +81,13 @@ class Evaluator:
         if not self.config.evaluation.clients or state.round_number != self.config.run.rounds or self.store is None:
             return {}
         started, monitor = time.process_time(), self.parts.monitor.without_probe()
-        found = {}
+        results = {}
         with self.clock.part("evaluation"):
             for client, own in self._client_states(self.store, state):
                 own.weights.online.load_into(self.encoder)
-                found[client] = monitor.full(self.encoder, self.view.progress)
+                results[client] = monitor.full(self.encoder, self.view.progress)
         self._core_seconds += time.process_time() - started
-        return found
+        return results
 
     def _client_states(self, store: ClientStore, state: ServerState) -> Iterator[tuple[int, ClientState]]:
         for client, accepted in sorted(state.accepted_round.items()):

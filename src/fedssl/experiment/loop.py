@@ -117,25 +117,25 @@ class Loop:
         measured, rounds = self.evaluator.measure(state), self.config.run.rounds
         self.results.add(state.round_number, rounds, measured)
         self.results.add_clients(self.evaluator.measure_clients(state))
-        found = self.evaluator.measure_sites(state, failed)
-        if found is None:
+        evaluated = self.evaluator.measure_sites(state, failed)
+        if evaluated is None:
             return measured.values
-        record = self._at_sites(found)
+        record = self._at_sites(evaluated)
         self.results.add_sites(state.round_number, rounds, record["counts"])
         return measured.values | {"at_sites": record}
 
-    def _at_sites(self, found: Evaluated) -> dict[str, Any]:
+    def _at_sites(self, evaluated: Evaluated) -> dict[str, Any]:
         """For the record; a client that will not, or has no labels, is named once and is no failure."""
-        refused = [one for one in found.failures if one.code == "refused"]
+        refused = [one for one in evaluated.failures if one.code == "refused"]
         for one in refused:
             self.view.say(f"note: accuracy at the sites: {one.described(self.parts.partition.title(one.client_id))}")
-        self._record_failures([one for one in found.failures if one not in refused])
-        if found.problem:
-            self.view.say(f"warning: accuracy at the sites: {found.problem}")
+        self._record_failures([one for one in evaluated.failures if one not in refused])
+        if evaluated.problem:
+            self.view.say(f"warning: accuracy at the sites: {evaluated.problem}")
         return {
-            "counts": [one.as_record() for one in found.counts],
-            "bytes_down": found.bytes_down,
-            "bytes_up": found.bytes_up,
+            "counts": [one.as_record() for one in evaluated.counts],
+            "bytes_down": evaluated.bytes_down,
+            "bytes_up": evaluated.bytes_up,
         }
 
     def _keep(self, state: ServerState, record: dict[str, Any], outcome: Round | None = None) -> None:

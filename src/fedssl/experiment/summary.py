@@ -150,7 +150,7 @@ def summarise(
         "files": folder.seals(),
     }
     rounds = [] if "final" in summary else folder.read_rounds()  # for the newest accuracy
-    record = RunRecord(folder.path, config.as_raw(), summary, rounds, {})
+    record = RunRecord(path=folder.path, config=config.as_raw(), summary=summary, rounds=rounds, environment={})
     judged, kept = verdict(record), continued(record)
     return summary | {"verdict": judged.word if judged else None} | ({"continued": kept.word} if kept else {})
 

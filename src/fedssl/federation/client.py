@@ -84,7 +84,7 @@ class Client:
         frozen = frozen_names(method.online_encoder.backbone, self.training.freeze)
         self.frozen = frozenset(f"backbone.{name}" for name in frozen)
         self.encoder_sent = "target" if self.upload == "target" and method.target_encoder is not None else "online"
-        self.terms = self.secure(self.initial_global_weights(), self.told_numbers()) if self.secure else None
+        self.terms = self.secure(self.initial_global_weights(), self.reported_numbers()) if self.secure else None
         separate = bool(self.privacy) or bool(self.terms) or self.wire.dtype != "fp32"
         leaves = self.rule.shares and not self.terms  # else nothing, until it is masked
         self.sent = Sent(self.encoder_sent if leaves else "", *self.private, separate=separate)
@@ -113,7 +113,7 @@ class Client:
             return ()
         return WITH_NOISE if self.adds_noise else ("loss", "images", "seconds", *self.rule.reads())
 
-    def told_numbers(self) -> tuple[str, ...]:
+    def reported_numbers(self) -> tuple[str, ...]:
         """What a secure sum may hold for the record."""
         rest = ("loss", "images", "core_seconds", "mu", "divergence", "feature_std")
         return WITH_NOISE if self.adds_noise else (*WITH_NOISE, *rest)
@@ -162,8 +162,8 @@ class Client:
         report = train(
             self.method,
             images,
-            self.recipe,
-            self.training,
+            recipe=self.recipe,
+            settings=self.training,
             lr=partial(self.training.learning_rate, task.round_number, self.rounds),
             seed=at.seed,
             on_step=partial(watch, task.client_id) if watch else None,
@@ -229,7 +229,8 @@ class Client:
             shared = self.privacy.protect(shared, task.global_weights, key, clients)
         if self.terms:  # kept here until it is masked; nothing but the sum will say n_k and the numbers
             part = self.terms.part(shared, task.global_weights, num_examples, scalars)
-            return TrainResult(task.client_id, task.round_number, part, 1, stage=self.common(task).encode())
+            stage = self.common(task).encode()
+            return TrainResult(task.client_id, task.round_number, part, num_examples=1, stage=stage)
         return TrainResult(
             client_id=task.client_id,
             round_number=task.round_number,
@@ -347,9 +348,8 @@ def attempt(
     except StorageError:
         raise
     except Exception as error:
-        return Failure(
-            task.client_id, task.round_number, _code(error), f"{type(error).__name__}: {error}", traceback.format_exc()
-        )
+        text, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+        return Failure(task.client_id, task.round_number, _code(error), detail=text, trace=trace)
 
 
 def _code(error: Exception) -> FailureCode:

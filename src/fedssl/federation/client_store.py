@@ -5,7 +5,7 @@ later task names it, so a lost reply, a killed process and a rolled-back round n
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,21 +52,19 @@ class StoredUpload:
         return self.size
 
 
+@dataclass(frozen=True)
 class ClientStore:
     """`data_of` gives a client's data fingerprint: a state is never used with another client's images.
 
     `changed` is called with the old and the new one where a site allows its images to change (some were withdrawn).
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int = 2,
-        data_of: Callable[[int], str] | None = None,
-        secure: "SecureClient | None" = None,
-        changed: Callable[[str, str], None] | None = None,
-    ) -> None:
-        self.folder, self.keep, self.data_of, self.secure, self.changed = folder, keep, data_of, secure, changed
+    folder: Path
+    _: KW_ONLY
+    keep: int = 2
+    data_of: Callable[[int], str] | None = None
+    secure: "SecureClient | None" = None
+    changed: Callable[[str, str], None] | None = None
 
     def path(self, client_id: int, round_number: int) -> Path:
         return self.folder / f"client-{client_id:05d}" / f"round-{round_number:06d}"

@@ -30,9 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fedssl.core.errors import reason
 from fedssl.core.stopwatch import Stopwatch
-from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.dataset import Pixels
-from fedssl.federation.local_training import LocalTraining, Rate, Received, TrainingReport, train_locally, training_mode
+from fedssl.federation.local_training import LocalTraining, TrainingReport, train_locally, training_mode
 from fedssl.federation.messages import ClientError
 from fedssl.federation.regularizers import Loss
 from fedssl.federation.worker_processes import die_with_the_parent, worker_context
@@ -48,20 +47,16 @@ STATE = "state/"  # before the names of what a module saves itself
 def train_on_devices(
     method: SiameseMethod,
     pixels: Pixels,
-    recipe: Recipe,
     settings: LocalTraining,
-    lr: float | Rate,
-    seed: int,
+    *,
     on_step: Callable[[int, int, int], None] | None = None,
     clock: Stopwatch | None = None,
-    received: Received | None = None,
+    **same: Any,
 ) -> TrainingReport:
     """As `train_locally`, by `settings.devices` processes; one that dies ends them all and is the client's failure."""
-    clock = clock or Stopwatch()
     images = pixels.index_select(0, torch.arange(len(pixels)))  # this client's only; the processes share them
-    alone = replace(settings, devices=1)
-    training = {"pixels": images, "recipe": recipe, "settings": alone, "lr": lr, "seed": seed, "received": received}
-    with clock.part("steps"), tempfile.TemporaryDirectory() as folder:
+    training = {"pixels": images, "settings": replace(settings, devices=1), **same}
+    with (clock or Stopwatch()).part("steps"), tempfile.TemporaryDirectory() as folder:
         job = (deepcopy(method).cpu(), training, settings.devices, Path(folder) / "meeting", torch.get_num_threads())
         with _processes(job, settings.devices, next(method.parameters()).device) as workers:
             report, trained = _followed(workers, on_step)
@@ -186,7 +181,7 @@ def _train(
         share(encoder.backbone, rank, count)
     settings: LocalTraining = training["settings"]
     training_mode(method, settings)  # what is frozen must be so before gradients are joined
-    loss = _LossOf(method, settings.loss_of(method, training["received"]))
+    loss = _LossOf(method, settings.loss_of(method, training.get("received")))
     joined = DistributedDataParallel(loss, device_ids=[rank] if on_gpu else None)
     report = train_locally(method, **training, on_step=tell, loss=joined)
     spent = torch.tensor(time.process_time(), device=next(method.parameters()).device)

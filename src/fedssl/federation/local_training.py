@@ -130,7 +130,7 @@ def _warm(done: int, width: int) -> float:
     return min((done + 1) / (width + 1), 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingReport:
     loss: float
     steps: int
@@ -143,7 +143,13 @@ class Stepper:
     """Optimizer steps in the precision that was asked for; a loss stays on its device, so that nothing waits for it."""
 
     def __init__(
-        self, method: SiameseMethod, settings: LocalTraining, lr: float, device: torch.device, loss: Loss | None = None
+        self,
+        method: SiameseMethod,
+        settings: LocalTraining,
+        *,
+        lr: float,
+        device: torch.device,
+        loss: Loss | None = None,
     ) -> None:
         self.method, self.loss, self.clip = method, loss or settings.loss_of(method, None), settings.clip_gradient
         self.optimizer = make_optimizer(method, settings, lr, device)
@@ -224,7 +230,9 @@ def train_locally(
     total = settings.epochs * steps
     rate = lr if callable(lr) else lambda step, steps: lr  # noqa: ARG005
     training_mode(method, settings)
-    stepper = Stepper(method, settings, rate(0, total), device, loss or settings.loss_of(method, received))
+    stepper = Stepper(
+        method, settings, lr=rate(0, total), device=device, loss=loss or settings.loss_of(method, received)
+    )
     # Order and views are decided on the CPU whatever device trains: no step has to wait for an answer.
     order_stream, augment_stream = torch_stream(seed, "order"), torch_stream(seed, "augment")
     loss_sum = torch.zeros((), device=device)
@@ -247,7 +255,9 @@ def train_locally(
                         loss_sum += last_loss
                 if on_step:
                     on_step(done, total, done * batch_size)
-    return TrainingReport(float(loss_sum) / steps, total, total * batch_size, feature_std(projections))
+    return TrainingReport(
+        loss=float(loss_sum) / steps, steps=total, images=total * batch_size, feature_std=feature_std(projections)
+    )
 
 
 def training_seed(seed: int, client_id: int, round_number: int) -> int:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -79,7 +79,8 @@ class TrainTask:
 
     client_id: int
     round_number: int  # 1 … R; round 0 is the initial model
-    accepted_round: int | None  # the last round of this client that the server took into its average
+    _: KW_ONLY
+    accepted_round: int | None = None  # the last round of this client that the server took into its average
     global_weights: GlobalWeights
     note: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
@@ -125,6 +126,7 @@ class TrainResult:
     client_id: int
     round_number: int
     upload: Upload
+    _: KW_ONLY
     num_examples: int
     scalars: Scalars = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
@@ -169,6 +171,7 @@ class Failure:
     client_id: int
     round_number: int
     code: FailureCode
+    _: KW_ONLY
     detail: str = ""
     trace: str = ""
     shared: str = ""  # what a site lets the server know of the reason

@@ -276,7 +276,7 @@ UPDATE_RULES: Registry[type[UpdateRule]] = Registry(
         "constant-mu": ConstantMu,
         "none": NoUpdate,
     },
-    UpdateRule,
+    base=UpdateRule,
 )
 
 

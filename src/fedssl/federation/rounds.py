@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fedssl.core.errors import FedsslError, RoundError
@@ -39,6 +39,7 @@ class ServerState:
 
     round_number: int
     global_weights: GlobalWeights
+    _: KW_ONLY
     accepted_round: dict[int, int] = field(default_factory=dict)
     notes: dict[int, Scalars] = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
@@ -146,7 +147,8 @@ def gather(
             if isinstance(reply, Failure):
                 failures.append(reply)
             elif reply.client_id in delivered:
-                failures.append(Failure(reply.client_id, reply.round_number, "duplicate", "the first one counts"))
+                text = "the first one counts"
+                failures.append(Failure(reply.client_id, reply.round_number, "duplicate", detail=text))
             else:
                 delivered[reply.client_id] = reply
         failures += [Failure(client_id, state.round_number + 1, "no-reply") for client_id in sorted(silent)]
@@ -195,13 +197,13 @@ def accept(
     accepted = state.accepted_round | {result.client_id: round_number for result in results}
     if not server.rule.shares:
         return replace(state, round_number=round_number, accepted_round=accepted)
-    uploads = [TrainResult(0, round_number, summed.weights, summed.num_examples)] if summed else results
+    uploads = [TrainResult(0, round_number, summed.weights, num_examples=summed.num_examples)] if summed else results
     aggregated, memory = _aggregated(server, state, uploads)
     notes, seen = dict(state.notes), server.wire.arrived(aggregated)  # as the clients will see it
     for result in [] if summed else results:
         notes[result.client_id] = server.rule.note(notes.get(result.client_id, {}), result, seen)
     payload = state.payload | server.pool([result.payload for result in results])
-    return ServerState(round_number, aggregated, accepted, notes, payload, memory)
+    return ServerState(round_number, aggregated, accepted_round=accepted, notes=notes, payload=payload, memory=memory)
 
 
 def _aggregated(server: Server, state: ServerState, results: list[TrainResult]) -> tuple[GlobalWeights, Memory]:

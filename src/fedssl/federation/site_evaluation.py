@@ -6,7 +6,7 @@ training. Where uploads are summed securely the counts are, too: the server lear
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fedssl.core.files import remove_folder
@@ -56,10 +56,12 @@ def answer(client: "Client", store: ClientStore, task: TrainTask) -> TrainResult
     if client.terms is None:
         counts = client.examine(task.client_id, client.global_encoder(task))
         reported = {name: counts.correct[name] for name in MEASURES}
-        return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, counts.n, scalars=dict(reported))
+        where = (task.client_id, task.round_number)
+        return TrainResult(*where, GlobalWeights.EMPTY, num_examples=counts.n, scalars=dict(reported))
     if sums.find(task, "") is None:
         _keep(client, sums, task)
-    return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, 1)  # the sum will say the rest
+    # The sum will say the rest.
+    return TrainResult(task.client_id, task.round_number, GlobalWeights.EMPTY, num_examples=1)
 
 
 def _keep(client: "Client", sums: ClientStore, task: TrainTask) -> None:
@@ -108,6 +110,7 @@ class Evaluated:
 
     counts: list[Counts]
     failures: list[Failure]
+    _: KW_ONLY
     problem: str = ""
     bytes_down: int = 0
     bytes_up: int = 0
@@ -133,32 +136,32 @@ class SiteEvaluation:
         tasks = {k: self._task(k, state.round_number + 1, weights) for k in sampled}
         results, failures = self._gather(tasks)
         self._refused |= {one.client_id for one in failures if one.code == "refused"}
-        found = (
+        evaluated = (
             self._summed(self.secure, tasks, results)
             if self.secure
             else Evaluated([Counts(one.num_examples, _whole(one.scalars), one.client_id) for one in results], [])
         )
         return replace(
-            found,
-            failures=[*failures, *found.failures],
+            evaluated,
+            failures=[*failures, *evaluated.failures],
             bytes_down=sum(task.num_bytes() for task in tasks.values()),
             bytes_up=sum(one.num_bytes() for one in results),
         )
 
     def _task(self, client_id: int, round_number: int, weights: GlobalWeights) -> TrainTask:
         """Numbered as the round that begins with these weights."""
-        return TrainTask(client_id, round_number, None, weights, stage=EVALUATE, room=0)
+        return TrainTask(client_id, round_number, global_weights=weights, stage=EVALUATE, room=0)
 
     def _gather(self, tasks: dict[int, TrainTask]) -> tuple[list[TrainResult], list[Failure]]:
-        found: dict[int, TrainResult] = {}
+        results: dict[int, TrainResult] = {}
         failures = []
         for reply in self.engine.run_tasks(list(tasks.values())) if tasks else ():
             reply = inspect(reply, tasks, GlobalWeights.EMPTY, counts=() if self.secure else MEASURES)
             if isinstance(reply, Failure):
                 failures.append(reply)
-            elif reply.client_id not in found:
-                found[reply.client_id] = reply
-        return [found[k] for k in sorted(found)], failures
+            elif reply.client_id not in results:
+                results[reply.client_id] = reply
+        return [results[k] for k in sorted(results)], failures
 
     def _summed(self, secure: "SecureServer", tasks: dict[int, TrainTask], results: Sequence[TrainResult]) -> Evaluated:
         """One entry, the sum over all that looked; none where too few are left for a sum."""
@@ -167,16 +170,16 @@ class SiteEvaluation:
         clients = [one.client_id for one in results]
         needed = max(self.least, usual_threshold(len(clients)))
         if len(clients) < needed:
-            return Evaluated([], [], f"{len(clients)} clients have counts, a secure sum of them needs {needed}")
+            return Evaluated([], [], problem=f"{len(clients)} clients have counts, a secure sum of them needs {needed}")
         secure.terms = replace(secure.terms, threshold=needed)
         try:
             ready, lost = secure.meet(self.engine, results[0].round_number, clients)
             outcome = secure.total(self.engine, tasks[ready[0]], [one for one in results if one.client_id in ready])
         except TooFewClientsError as error:
-            return Evaluated([], error.failures, str(error).partition(". The run is saved")[0])
+            return Evaluated([], error.failures, problem=str(error).partition(". The run is saved")[0])
         correct, n = _whole(outcome.summed.sums), outcome.summed.num_examples
         if any(not 0 <= count <= n for count in correct.values()):
-            return Evaluated([], outcome.failures, f"{correct} of {n} test images: a client sent rubbish")
+            return Evaluated([], outcome.failures, problem=f"{correct} of {n} test images: a client sent rubbish")
         return Evaluated([Counts(n, correct, clients=len(outcome.results))], [*lost, *outcome.failures])
 
 

@@ -44,10 +44,12 @@ def inspect(
     """
     client_id, round_number = reply.client_id, reply.round_number
     if client_id not in tasks:
-        return Failure(client_id, round_number, "not-asked", f"round {round_number}")
+        return Failure(client_id, round_number, "not-asked", detail=f"round {round_number}")
     expected = tasks[client_id].round_number
     if round_number != expected:
-        return Failure(client_id, expected, "wrong-round", f"a reply to round {round_number} came in round {expected}")
+        return Failure(
+            client_id, expected, "wrong-round", detail=f"a reply to round {round_number} came in round {expected}"
+        )
     if isinstance(reply, Failure):
         return reply
     try:
@@ -56,7 +58,7 @@ def inspect(
         raise
     except Exception as error:  # whatever one client sent, the others' round continues
         problem = reason(error)
-    return Failure(client_id, round_number, "rejected", printable(problem)) if problem else reply
+    return Failure(client_id, round_number, "rejected", detail=printable(problem)) if problem else reply
 
 
 def numbers(reported: object) -> Scalars:

@@ -22,5 +22,5 @@ METHODS: Registry[type[SiameseMethod]] = Registry(
         "fedx": "fedssl.methods.fedx:FedX",
         "fedsc": "fedssl.methods.fedsc:FedSC",
     },
-    SiameseMethod,
+    base=SiameseMethod,
 )

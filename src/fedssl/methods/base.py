@@ -30,7 +30,7 @@ class PublicImages:
     base_epochs: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientRound:
     """A client's round, as far as a method may look at it: whose it is, which one, and what the server sent for it."""
 

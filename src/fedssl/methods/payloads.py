@@ -20,8 +20,8 @@ def tensor_problem(payload: Mapping[str, Tensor], name: str, shape: Sequence[int
     return f"got {got or 'nothing'}, expected {name}: torch.float32 of shape ({lengths})"
 
 
-def fits(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    return len(found) == len(wanted) and all(need in (None, have) for have, need in zip(found, wanted, strict=True))
+def fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(need in (None, have) for have, need in zip(shape, wanted, strict=True))
 
 
 def unit_rows_problem(payload: Mapping[str, Tensor], name: str, tolerance: float = 1e-3) -> str:

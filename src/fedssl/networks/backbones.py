@@ -118,6 +118,7 @@ class ResNet(nn.Module):
         self,
         block: type[BasicBlock] | type[Bottleneck],
         depths: tuple[int, int, int, int],
+        *,
         width: int,
         channels: int,
         stem_stride: int,
@@ -153,21 +154,27 @@ def resnet18(
     channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
 ) -> ResNet:
     """ResNet-18 as in the paper's appendix (11.17 M parameters at width 64)."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), width, channels, stem_stride, init, stem)
+    return ResNet(
+        BasicBlock, (2, 2, 2, 2), width=width, channels=channels, stem_stride=stem_stride, init=init, stem=stem
+    )
 
 
 def resnet10(
     channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
 ) -> ResNet:
     """One block a stage: for CPUs."""
-    return ResNet(BasicBlock, (1, 1, 1, 1), width, channels, stem_stride, init, stem)
+    return ResNet(
+        BasicBlock, (1, 1, 1, 1), width=width, channels=channels, stem_stride=stem_stride, init=init, stem=stem
+    )
 
 
 def resnet50(
     channels: int, *, width: Count = 64, stem_stride: Stride = 1, init: Init = "he", stem: Stem = "learned"
 ) -> ResNet:
     """ResNet-50 as in the paper's appendix (23.5 M parameters at width 64)."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), width, channels, stem_stride, init, stem)
+    return ResNet(
+        Bottleneck, (3, 4, 6, 3), width=width, channels=channels, stem_stride=stem_stride, init=init, stem=stem
+    )
 
 
 class ConvNet(nn.Module):

@@ -25,14 +25,14 @@ def blocks_of(backbone: nn.Module) -> list[Block]:
     A parameter outside every numbered module belongs to the block before it (a last norm to the last block), and so
     does a numbered module without a matrix (`bn1` to `conv1`).
     """
-    found: dict[str, list[str]] = {}
+    blocks: dict[str, list[str]] = {}
     with_matrices = {_place(name) for name, parameter in backbone.named_parameters() if parameter.ndim > 1}
     place = ""
     for name, _ in backbone.named_parameters():
         if (own := _place(name)) and own in with_matrices:
             place = own
-        found.setdefault(place, []).append(name)
-    return [Block(place or "stem", tuple(names)) for place, names in found.items()]
+        blocks.setdefault(place, []).append(name)
+    return [Block(place or "stem", tuple(names)) for place, names in blocks.items()]
 
 
 def _place(name: str) -> str:

@@ -8,7 +8,7 @@ SECONDS = 10
 
 
 @contextmanager
-def hub_asked_once() -> Iterator[str]:
+def one_request_to_the_hub() -> Iterator[str]:
     """Gives why the hub cannot be reached, or ""; where it cannot, only files that were fetched before are used."""
     from huggingface_hub import constants
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
 from fedssl.core.settings import Count, Fraction
-from fedssl.networks.hub import hub_asked_once
+from fedssl.networks.hub import one_request_to_the_hub
 
 Size = tuple[int, int]
 COLOUR = 3
 GREY_WORLD = (0.5, 0.25)  # mean and deviation where a library has none for a model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """How a library makes the network again, and which images its published weights were trained on."""
 
@@ -74,7 +74,7 @@ def timm_network(
     _check_patches(f"timm:{model}", made, image_size)
     size = about.get("input_size")
     published = {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
-    origin = Origin("timm", model, arguments, published_input=published)
+    origin = Origin(library="timm", model=model, arguments=arguments, published_input=published)
     return _with_input(made, origin, channels, mean or about.get("mean"), std or about.get("std"))
 
 
@@ -96,7 +96,7 @@ def torchvision_network(
         _for_channels(made, channels)
     about = models.get_model_weights(model).DEFAULT.transforms()
     published = {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
-    origin = Origin("torchvision", model, arguments, head, published)
+    origin = Origin(library="torchvision", model=model, arguments=arguments, head=head, published_input=published)
     return _with_input(made, origin, channels, mean or about.mean, std or about.std)
 
 
@@ -227,7 +227,7 @@ def _torchvision_models(model: str) -> Collection[str]:  # noqa: ARG001
 def _timm_published(model: str) -> nn.Module:
     from timm import create_model
 
-    with hub_asked_once() as why:
+    with one_request_to_the_hub() as why:
         try:
             return create_model(model, pretrained=True, num_classes=0)  # type: ignore[no-any-return]
         except Exception as error:

@@ -147,8 +147,8 @@ def load_backbone(backbone: nn.Module, file: WeightFile, skip: Sequence[str] = (
             _listed("of another shape", [f"{n} {_shape(given[n])} instead of {_shape(wanted[n])}" for n in shapes]),
         ]
         text, names = "; ".join(filter(None, differences)), [*missing, *surplus, *shapes]
-        found = field and (_other_width(backbone, given, names) or _other_channels(given, wanted, names))
-        remedy = found or _remedy(names, field)
+        suggestion = field and (_other_width(backbone, given, names) or _other_channels(given, wanted, names))
+        remedy = suggestion or _remedy(names, field)
         raise FedsslError(f"{file.path}: belongs to another network: {text}{remedy}")
     backbone.load_state_dict({**own, **{name: tensor for name, tensor in given.items() if name in wanted}})
 

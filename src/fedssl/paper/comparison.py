@@ -16,7 +16,7 @@ WIDE = 2  # rows or columns of the paper beside each other in one table: each be
 ABSENT = "–"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One experiment at one scale: what the paper has, what came out, what is missing."""
 
@@ -34,7 +34,7 @@ class Comparison:
     ) -> "Comparison":
         plan = make_plan([study], scale, out, seeds, rows, columns)
         results = results_of(plan, choose_cells(study, rows, columns), seeds)
-        return cls(study, scale, plan, seeds, results, rows, columns)
+        return cls(study=study, scale=scale, plan=plan, seeds=seeds, results=results, rows=rows, columns=columns)
 
     @property
     def agreement(self) -> Agreement:

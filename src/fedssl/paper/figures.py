@@ -92,7 +92,9 @@ def _sweep(comparison: Comparison) -> list[Figure]:
         "" if comparison.scale.name == "paper" else " The axis has the paper's values; below is what stands for them."
     )
     caption = f"Mean and sd over seeds.{scale}"
-    return [Figure(study.name, f"Accuracy over {study.sweep.name}", caption, tuple(panels), legend=legend, wide=True)]
+    return [
+        Figure(study.name, f"Accuracy over {study.sweep.name}", caption, panels=tuple(panels), legend=legend, wide=True)
+    ]
 
 
 def _row(comparison: Comparison, row: Row) -> list[Result]:

@@ -33,7 +33,7 @@ BACKWARD = 3.0  # a step of fine-tuning, in forward passes
 START_SECONDS = 6.0  # two processes that import torch and read the images
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Amounts:
     """What follows from the settings alone."""
 
@@ -59,7 +59,16 @@ class Amounts:
         encoders = 1 if config.update_rule.factory.shares else clients
         looks = (config.run.rounds - 1) // every if every else 0
         evaluations = encoders * (looks + 2) + 2  # both modes of BatchNorm, first and last
-        return cls(train, test, labelled, held, steps, steps * min(training.batch_size, held), evaluations, clients)
+        return cls(
+            train_images=train,
+            test_images=test,
+            labelled=labelled,
+            client_images=held,
+            steps=steps,
+            images=steps * min(training.batch_size, held),
+            evaluations=evaluations,
+            clients=clients,
+        )
 
 
 def _counted(config: Config) -> tuple[int, int, int]:
@@ -78,7 +87,7 @@ def _base_steps(config: Config) -> int:
     return config.local_training.steps_per_epoch(public.count) * public.base_epochs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speed:
     """Measured here, with one network."""
 

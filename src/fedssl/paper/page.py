@@ -3,38 +3,43 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import write_atomically
 from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.figures import figures_of
 from fedssl.paper.scales import Scale
-from fedssl.reports.page import Chapter, Chapters, TablePart, render
+from fedssl.reports.page import Chapter, Chapters, Figure, TablePart, render
 
 
 def write_page(comparisons: Sequence[Comparison], out: Path) -> None:
     """A chapter for each comparison, then what the scale changes."""
+    scale = comparisons[0].scale
+    page = Chapters(
+        title=comparisons[0].study.title if len(comparisons) == 1 else "The experiments of the paper",
+        eyebrow=f"Federated self-supervised learning · scale {scale.name}",
+        story=["Divergence-aware Federated Self-Supervised Learning (Zhuang, Wen & Zhang, ICLR 2022), run again."],
+        chapters=[
+            chapter(one, f"chapter-{one.study.name}", f"{one.study.number}: {one.study.title}", figures_of(one))
+            for one in comparisons
+        ],
+        settings=scale_tables(scale),
+    )
+    write_chapters(page, out)
+
+
+def chapter(comparison: Comparison, identifier: str, title: str, figures: Sequence[Figure]) -> Chapter:
+    notes = list(comparison.notes().items())
+    tables = comparison.tables()
+    return Chapter(
+        id=identifier, title=title, story=comparison.sentences(), tables=tables, figures=figures, notes=notes
+    )
+
+
+def write_chapters(page: Chapters, out: Path) -> None:
     if not out.parent.is_dir():
         raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
-    scale = comparisons[0].scale
-    single = comparisons[0].study.title if len(comparisons) == 1 else "The experiments of the paper"
-    story = ["Divergence-aware Federated Self-Supervised Learning (Zhuang, Wen & Zhang, ICLR 2022), run again."]
-    eyebrow = f"Federated self-supervised learning · scale {scale.name}"
-    chapters = [_chapter(comparison) for comparison in comparisons]
-    page = Chapters(single, eyebrow, story, chapters, scale_tables(scale), __version__)
     write_atomically(out, render(page))
-
-
-def _chapter(comparison: Comparison) -> Chapter:
-    return Chapter(
-        id=f"chapter-{comparison.study.name}",
-        title=f"{comparison.study.number}: {comparison.study.title}",
-        story=comparison.sentences(),
-        tables=comparison.tables(),
-        figures=figures_of(comparison),
-        notes=list(comparison.notes().items()),
-    )
 
 
 def scale_tables(scale: Scale) -> list[TablePart]:

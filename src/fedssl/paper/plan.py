@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ def run_key(config: Config) -> str:
     return sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:10]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PlannedRun:
     """A run, what must be evaluated after it, and the cells that wait for it."""
 
@@ -70,6 +70,7 @@ class Plan:
 
     scale: Scale
     folder: Path
+    _: KW_ONLY
     runs: dict[str, PlannedRun] = field(default_factory=dict)
     keys: dict[tuple[str, str, str, int], str] = field(default_factory=dict)
     left_out: list[tuple[Cell, str]] = field(default_factory=list)
@@ -113,7 +114,7 @@ def _add(plan: Plan, cell: Cell, seeds: int, existing: dict[str, Path]) -> None:
         run = plan.runs.get(key)
         if run is None:
             folder = existing.get(key, plan.folder / f"{_readable(config)}-{key}")
-            run = plan.runs[key] = PlannedRun(key, config, folder)
+            run = plan.runs[key] = PlannedRun(key=key, config=config, folder=folder)
         plan.keys[_place(cell, seed)] = key
         run.cells.append(cell.title)
         if cell.protocol and cell.protocol not in run.protocols:

@@ -17,7 +17,7 @@ MOST_CLIENTS = 8
 EACH = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientViews:
     """Images of one client, N x C x H x W, and two views of each."""
 
@@ -38,5 +38,7 @@ def client_views(pixels: Tensor, partition: Partition, recipe: Recipe, seed: int
         originals = pixels.index_select(0, torch.from_numpy(numbers))
         views = make_views(originals, recipe, torch_stream(seed, "shown views", client))
         first, second = (view.mul(255).round().to(torch.uint8).numpy() for view in views)
-        shown.append(ClientViews(client, numbers, originals.numpy(), first, second))
+        shown.append(
+            ClientViews(client=client, numbers=numbers, originals=originals.numpy(), first=first, second=second)
+        )
     return shown

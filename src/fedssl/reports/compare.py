@@ -50,8 +50,8 @@ def results(records: Sequence[RunRecord]) -> list[Row]:
         ("sent, up + down", lambda r: traffic(r.summary)),
     ]
     rows = [Row(label, tuple(text(record) for record in records)) for label, text in columns]
-    found = [*rows, *_site_rows(records), *_evaluation_rows(records)]
-    return [row for row in found if set(row.values) != {NOT_SET}]
+    filled = [*rows, *_site_rows(records), *_evaluation_rows(records)]
+    return [row for row in filled if set(row.values) != {NOT_SET}]
 
 
 def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord], str]]]:
@@ -69,10 +69,10 @@ def _accuracies(measure: str, label: str) -> list[tuple[str, Callable[[RunRecord
 
 def _site_rows(records: Sequence[RunRecord]) -> list[Row]:
     """What sites found with their own labels: the mean, then site by site, the worst of the first run first."""
-    found, rows = [at_sites(record) for record in records], []
+    by_run, rows = [at_sites(record) for record in records], []
     for measure, label in SHORT.items():
-        texts = [{one[measure].title: site_text(one[measure]) for one in sites} for sites in found]
-        means = [site_text(mean_of(sites, measure)) if sites else NOT_SET for sites in found]
+        texts = [{one[measure].title: site_text(one[measure]) for one in sites} for sites in by_run]
+        means = [site_text(mean_of(sites, measure)) if sites else NOT_SET for sites in by_run]
         rows.append(Row(f"{label} at the sites, mean", tuple(means)))
         titles = dict.fromkeys(title for one in texts for title in one)
         rows += [Row(f"{label} at {title}", tuple(one.get(title, NOT_SET) for one in texts)) for title in titles]
@@ -86,8 +86,8 @@ def site_text(one: SiteAccuracy) -> str:
 
 def site_lines(record: RunRecord) -> list[Measured]:
     """The worst site first, the mean last; nothing where no site sent counts."""
-    found = at_sites(record)
-    return [*found, {name: mean_of(found, name) for name in SHORT}] if len(found) > 1 else found
+    sites = at_sites(record)
+    return [*sites, {name: mean_of(sites, name) for name in SHORT}] if len(sites) > 1 else sites
 
 
 def site_table(record: RunRecord) -> tuple[list[str], list[list[str]]]:
@@ -99,11 +99,11 @@ def site_table(record: RunRecord) -> tuple[list[str], list[list[str]]]:
 def _site_row(one: Measured) -> list[str]:
     title, n = one["knn"].title, one["knn"].n
     cells = [title, f"{n:,}"]
-    for found in (one[name] for name in SHORT):
-        before = "" if found.baseline is None else f"{100 * found.baseline:.1f} → "
-        between = f" ({interval(found.gain)})" if found.gain and title != MEAN_TITLE else ""
-        gained = f"{100 * found.gain.difference:+.1f}{between}" if found.gain else NOT_SET
-        cells += [before + percent(found.trained), gained]
+    for accuracy in (one[name] for name in SHORT):
+        before = "" if accuracy.baseline is None else f"{100 * accuracy.baseline:.1f} → "
+        between = f" ({interval(accuracy.gain)})" if accuracy.gain and title != MEAN_TITLE else ""
+        gained = f"{100 * accuracy.gain.difference:+.1f}{between}" if accuracy.gain else NOT_SET
+        cells += [before + percent(accuracy.trained), gained]
     return cells
 
 

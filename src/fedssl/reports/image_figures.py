@@ -59,15 +59,23 @@ def maps(
         drawing = point_cloud(f"{prefix}-{axis.lower()[:2]}{number}-plot", alt, where, classes, names, axis)
         assert drawing.places is not None
         spots = [
-            Spot(f"{100 * left:.1f}", f"{100 * top:.1f}", place % COLUMNS, place // COLUMNS, names[int(label)])
-            for place, (label, (left, top)) in enumerate(zip(classes[shown], drawing.places[shown], strict=True))
+            Spot(
+                left=f"{left:.1f}",
+                top=f"{top:.1f}",
+                column=place % COLUMNS,
+                row=place // COLUMNS,
+                label=names[int(label)],
+            )
+            for place, (label, (left, top)) in enumerate(zip(classes[shown], 100 * drawing.places[shown], strict=True))
         ]
         panels.append(Panel(heading, drawing.svg, tuple(spots)))
     legend = class_legend(names)
     identifier = f"{prefix}-map-{kind.lower().replace('-', '')}"
     some = "a dot" if len(shown) == len(classes) else f"one of {len(shown)} of the dots"
     caption += f" Point at {some} to see its image."
-    return Figure(identifier, f"Test images in feature space, {kind}", caption, tuple(panels), legend=legend, wide=True)
+    return Figure(
+        identifier, f"Test images in feature space, {kind}", caption, panels=tuple(panels), legend=legend, wide=True
+    )
 
 
 def _spots(count: int) -> Array:

@@ -11,18 +11,18 @@ from fedssl.experiment.records.verdict import interval, verdict
 from fedssl.reports.compare import duration, percent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Listed:
     """A line of the list."""
 
     name: str
-    what: str
-    rounds: str
+    what: str = ""
+    rounds: str = ""
     status: str
-    verdict: str
-    knn: str
-    linear: str
-    seconds: str
+    verdict: str = ""
+    knn: str = ""
+    linear: str = ""
+    seconds: str = ""
     age: str
 
 
@@ -45,7 +45,7 @@ def _listed(path: Path) -> Listed:
         record = RunRecord.read(path)
     except FedsslError as error:
         reason = str(error).replace(f"{path}: ", "").replace(f"{path}/", "")
-        return Listed(name, "", "", f"broken: {reason}", "", "", "", "", age)
+        return Listed(name=name, status=f"broken: {reason}", age=age)
     planned, judged = record.config.get("rounds", "?"), verdict(record)
     done = record.summary.get("rounds", len(record.trained))
     return Listed(
@@ -68,7 +68,8 @@ def _unfinished(path: Path, name: str, age: str) -> Listed:
     done = max((int(one.name[-6:]) for one in path.glob(CHECKPOINTS)), default=0)
     status = "running, or killed: the same command resumes it"
     rounds_done = f"{done}/{config.get('rounds', '?')}"
-    return Listed(name, describe_config(config), rounds_done, status, NOT_SET, NOT_SET, NOT_SET, NOT_SET, age)
+    unknown = dict.fromkeys(("verdict", "knn", "linear", "seconds"), NOT_SET)
+    return Listed(name=name, what=describe_config(config), rounds=rounds_done, status=status, age=age, **unknown)
 
 
 def _gained(record: RunRecord, measure: str) -> str:

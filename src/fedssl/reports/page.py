@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from fedssl import __version__
 from fedssl.reports.plots import Drawing, Key
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spot:
     """A point of a map that shows its image when it is pointed at: column and row of it in the section's sheet."""
 
@@ -53,6 +54,7 @@ class Figure:
     id: str
     title: str
     caption: str
+    _: KW_ONLY
     panels: tuple[Panel, ...] = ()
     strips: tuple[Strip, ...] = ()
     legend: tuple[Key, ...] = ()
@@ -66,7 +68,7 @@ class Figure:
 
     @classmethod
     def of(cls, id: str, title: str, caption: str, drawing: Drawing, *, wide: bool = False) -> "Figure":
-        return cls(id, title, caption, (Panel("", drawing.svg),), legend=drawing.legend, wide=wide)
+        return cls(id, title, caption, panels=(Panel("", drawing.svg),), legend=drawing.legend, wide=wide)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Section:
     id: str
     title: str
     intro: str
+    _: KW_ONLY
     figures: tuple[Figure, ...]
     sheet: str = ""  # the images of all spots as one picture
 
@@ -91,7 +94,7 @@ class Tile:
 Rows = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPage:
     """One run, ready to be shown."""
 
@@ -120,7 +123,7 @@ class RunPage:
         return [*links, (f"{self.id}-details", "Settings, numbers, environment")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     story: Sequence[str]
     names: list[str]
@@ -163,7 +166,7 @@ class TablePart:
     rows: Rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chapter:
     """Tables, figures and lists under one heading."""
 
@@ -175,7 +178,7 @@ class Chapter:
     notes: Sequence[tuple[str, Sequence[str]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chapters:
     """A page of chapters that is not about single runs."""
 
@@ -184,8 +187,8 @@ class Chapters:
     story: Sequence[str]
     chapters: Sequence[Chapter]
     settings: Sequence[TablePart]
-    version: str
     settings_title: str = "Settings of this scale"
+    version: str = __version__
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The drawings of a report: curves, heat maps and point clouds, from plain numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Series:
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
+    _: KW_ONLY
     joined: bool = True  # False: single points, where a line would tell of rounds that nobody measured
     level: float | None = None  # a dashed line to compare the curve with
 

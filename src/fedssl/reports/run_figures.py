@@ -60,7 +60,7 @@ def sites(record: RunRecord, prefix: str) -> Figure:
         for counted in one.get("at_sites", {}).get("counts", []):
             share = 100 * counted["linear"] / counted["n"]
             points.setdefault(site_title(record, counted), []).append((one["round"], share))
-    series = [Series(title, [x for x, _ in found], [y for _, y in found]) for title, found in sorted(points.items())]
+    series = [Series(title, [x for x, _ in pairs], [y for _, y in pairs]) for title, pairs in sorted(points.items())]
     alt = f"linear probe at each site over rounds, {_range(series)} %"
     caption = "Share of each site's own test images that a linear layer on frozen features classifies correctly."
     drawing = curves(f"{prefix}-sites-plot", alt, series, "accuracy in %", zero=False)
@@ -216,14 +216,14 @@ def comparison(records: Sequence[RunRecord]) -> Section:
                 listed = "; ".join(f"{run}: {meaning}" for run, meaning in meanings.items())
                 caption = f"Not the same measure, so compare shapes only. {listed}."
             figures.append(Figure.of(f"compared-{name}", title, caption, drawing))
-    return Section("curves", "Curves on one axis", "", tuple(figures))
+    return Section("curves", "Curves on one axis", "", figures=tuple(figures))
 
 
 def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, joined: bool = True) -> Series:
     """Accuracies are the better of the BatchNorm modes that were taken: of the first and the last round, both."""
     values = [best_metric(one, name) for one in record.rounds]
     y = [None if value is None else factor * value for value in values]
-    return Series(label, [one["round"] for one in record.rounds], y, joined)
+    return Series(label, [one["round"] for one in record.rounds], y, joined=joined)
 
 
 def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:

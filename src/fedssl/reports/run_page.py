@@ -107,7 +107,7 @@ def _run_page(record: RunRecord, run: FinishedRun | None, prefix: str, images: i
         figures = _collect(bound, left_out, prefix, view)
         spots = any(panel.spots for figure in figures for panel in figure.panels)
         sheet = looked.sheet if spots and isinstance(looked, RunImages) else ""
-        return Section(f"{prefix}-{name}", title, "", figures, sheet)
+        return Section(f"{prefix}-{name}", title, "", figures=figures, sheet=sheet)
 
     sections = [
         section("learning", "Did it learn?", _learning(record)),

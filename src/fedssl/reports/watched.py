@@ -64,7 +64,7 @@ class Lines:
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientNow:
     """A row of the table of clients."""
 
@@ -148,7 +148,7 @@ class Watched:
         first = rounds[0] if rounds else {}
         known = {"initial": first, "at_sites": {"initial": first.get("at_sites", {}).get("counts", [])}}
         names = {"data": summary.get("data", {}) | {"client_names": self._client_names(config)}}
-        return RunRecord(self.path, config, known | summary | names, rounds, {})
+        return RunRecord(path=self.path, config=config, summary=known | summary | names, rounds=rounds, environment={})
 
     def _client_names(self, config: Table) -> list[str]:
         names = config.get("flower", {}).get("clients") or []
@@ -176,7 +176,11 @@ class Watched:
             state = now["state"] if now["state"] in WORDS else ""
             delivered = f"round {last[client]}" if client in last else NOT_SET
             title = client_title(client, names)
-            rows.append(ClientNow(title, state, _doing(now), delivered, failed.get(client, 0)))
+            rows.append(
+                ClientNow(
+                    title=title, state=state, text=_doing(now), delivered=delivered, failures=failed.get(client, 0)
+                )
+            )
         return sorted(rows, key=lambda one: one.state != "away")
 
     def _disk(self) -> Tile:

@@ -13,7 +13,7 @@ PIXELS = torch.arange(48, dtype=torch.uint8).view(4, 3, 2, 2)
 
 def test_round_trip(tmp_path):
     path = tmp_path / "new" / "train.safetensors"
-    save_images(path, Images(PIXELS, torch.tensor([0, 1, 1, 0]), ("cat", "dög")), "from far")
+    save_images(path, Images(PIXELS, torch.tensor([0, 1, 1, 0]), class_names=("cat", "dög")), "from far")
     images, source = load_images(path)
     assert torch.equal(images.pixels, PIXELS)
     assert images.labels is not None

@@ -19,7 +19,7 @@ def cached(monkeypatch, tmp_path):
         pixels = torch.zeros(count, 3, 32, 32, dtype=torch.uint8)
         pixels[:, 0, 0, 0] = torch.arange(count)
         labels = torch.arange(count).flip(0) % 10
-        save_images(tmp_path / "cifar10" / f"{part}.safetensors", Images(pixels, labels, NAMES), "a test")
+        save_images(tmp_path / "cifar10" / f"{part}.safetensors", Images(pixels, labels, class_names=NAMES), "a test")
 
 
 def test_all_images(cached):

@@ -325,7 +325,7 @@ def test_bad_data_and_devices(run, settings, message):
 def test_datasets_that_cannot_be_used(run, monkeypatch, channels, labels, message):
     pixels = torch.zeros(8, channels, 16, 16, dtype=torch.uint8)
     images = Images(pixels, None if labels is None else torch.tensor(list(labels)))
-    monkeypatch.setitem(DATASETS, "other", lambda _: Dataset("other", images, images, "a test"))
+    monkeypatch.setitem(DATASETS, "other", lambda _: Dataset(name="other", train=images, test=images, source="a test"))
     with pytest.raises(FedsslError, match=message):
         evaluate(run, Request(protocols=("knn",), data="other"))
 

@@ -70,7 +70,7 @@ def same(ours, theirs):
 
 def test_a_task_arrives_as_it_was_sent_whatever_its_types():
     weights, payload = GlobalWeights(of_types(), of_types()), {"queue": torch.randn(2, 3)}
-    sent = TrainTask(3, 5, 4, weights, {"lambda": 0.1 + 0.2}, payload)
+    sent = TrainTask(3, 5, accepted_round=4, global_weights=weights, note={"lambda": 0.1 + 0.2}, payload=payload)
     content = pack_task(sent, pack_tensors(weights, payload), {"run": "x"})
     order = unpack_task(Message(content, dst_node_id=1, message_type="train"))
     assert order.about == {"run": "x"}
@@ -81,7 +81,9 @@ def test_a_task_arrives_as_it_was_sent_whatever_its_types():
 
 def test_a_result_arrives_as_it_was_sent_and_waits_on_disk(tmp_path):
     weights = GlobalWeights(of_types(), of_types())
-    sent = TrainResult(2, 4, weights, 17, {**NUMBERS, "mu": 0.1 + 0.2}, {"seen": torch.ones(2)})
+    sent = TrainResult(
+        2, 4, weights, num_examples=17, scalars={**NUMBERS, "mu": 0.1 + 0.2}, payload={"seen": torch.ones(2)}
+    )
     got = unpack_reply(Message(pack_reply(sent), dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
     assert (got.client_id, got.round_number, got.num_examples, got.scalars) == (2, 4, 17, sent.scalars)
     assert same(got.weights.encoder, weights.encoder)
@@ -91,7 +93,7 @@ def test_a_result_arrives_as_it_was_sent_and_waits_on_disk(tmp_path):
 
 
 def test_of_a_failure_only_the_code_travels(tmp_path):
-    failure = Failure(2, 4, "exception", "FileNotFoundError: /home/patients/smith.png", "Traceback …")
+    failure = Failure(2, 4, "exception", detail="FileNotFoundError: /home/patients/smith.png", trace="Traceback …")
     content = pack_reply(failure)
     assert "smith" not in str(dict(content))
     got = unpack_reply(Message(content, dst_node_id=1, message_type="train"), tmp_path / "upload", 10**6)
@@ -206,11 +208,13 @@ def test_a_node_that_was_killed_and_came_back_gets_its_task_again(tmp_path):
 
 
 def by_key(federation):
-    return ByKey(federation.grid, ["north", "south"], {b"A": "north", b"B": "south"}, federation.said.append)
+    return ByKey(
+        grid=federation.grid, names=["north", "south"], keys={b"A": "north", b"B": "south"}, say=federation.said.append
+    )
 
 
 def by_name(federation):
-    return ByName(federation.grid, ["north", "south"], federation.said.append)
+    return ByName(grid=federation.grid, names=["north", "south"], say=federation.said.append)
 
 
 def test_tasks_of_a_round_leave_together_so_that_their_weights_are_stored_once(tmp_path, monkeypatch):
@@ -399,7 +403,7 @@ def test_a_task_that_says_nonsense_is_a_code_and_tells_the_server_nothing(tmp_pa
 
 
 def test_a_log_that_cannot_be_written_does_not_hide_the_failure(tmp_path, capsys):
-    flower_client._write_down(tmp_path / "gone" / "log.jsonl", Failure(1, 2, "disk", "full"))
+    flower_client._write_down(tmp_path / "gone" / "log.jsonl", Failure(1, 2, "disk", detail="full"))
     assert "full" in capsys.readouterr().out
 
 

@@ -117,7 +117,7 @@ class Liars(OneMachine):
         names = [f"site-{number}" for number in range(CLIENTS)]
         nodes = [node(number, key=name.encode()) for number, name in enumerate(names)]
         grid = FakeGrid(nodes, self.answer)
-        directory = ByKey(grid, names, {name.encode(): name for name in names}, lambda text: None)
+        directory = ByKey(grid=grid, names=names, keys={name.encode(): name for name in names}, say=lambda text: None)
         places = {"grid": grid, "directory": directory, "folder": run.folder.path}
         return FlowerEngine(**places, about=lambda _: {}, waiting=run.view.waiting, patience=60.0, pause=0.0)
 
@@ -127,7 +127,9 @@ class Liars(OneMachine):
         encoder = self.weights.encoder.map(lambda _, tensor: tensor + shift if tensor.is_floating_point() else tensor)
         numbers = {"loss": 1.0, "images": 8, "seconds": 0.0, "feature_std": 0.5, "training_divergence": 0.25}
         weights = GlobalWeights(encoder, self.weights.predictor)
-        return TrainResult(number, round_number, weights, 5 + number, numbers, profile={"steps": 0.25})
+        return TrainResult(
+            number, round_number, weights, num_examples=5 + number, scalars=numbers, profile={"steps": 0.25}
+        )
 
     def answer(self, message, number):
         round_number = facts_of(message)["round"]

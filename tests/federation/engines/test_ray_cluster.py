@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from fedssl.deployment.supervision import free_port
 from fedssl.experiment.progress.views import PlainView
 from tests.helpers.faults import everything, experiment
+from tests.helpers.ports import free_port
 
 QUICK = {"rounds": 3, "evaluation.every": 0, "data.test_images": 10}
 SOON = {"RAY_health_check_period_ms": "1000"}

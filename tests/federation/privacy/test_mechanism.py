@@ -58,7 +58,7 @@ def test_the_server_shortens_again_ignores_n_and_divides_by_those_it_asked():
 def test_without_noise_and_with_a_wide_bound_it_is_the_plain_average_with_equal_weights(tmp_path):
     outcomes, _ = run(tmp_path, "replace", rounds=1)
     previous = make_client(make_method(), Replace()).initial_global_weights()
-    equal = [TrainResult(r.client_id, 1, r.weights, 1) for r in outcomes[0].results]
+    equal = [TrainResult(r.client_id, 1, r.weights, num_examples=1) for r in outcomes[0].results]
     plain = WeightedAverage()(equal, previous)
     found = average(outcomes[0].results, previous, clip_norm=1e9)
     for name, tensor in plain.encoder.parameters.items():
@@ -76,7 +76,7 @@ def test_the_noise_has_the_stated_scale(placement):
     previous, sent = large(1.0), []
     for k in range(5):
         upload = ClientDP(**settings).protect(large(1.0), previous, run_key(0, k))
-        sent.append(TrainResult(k, 1, upload, 10))
+        sent.append(TrainResult(k, 1, upload, num_examples=10))
     moved = average(sent, previous, **settings).encoder.parameters["w"] - 1.0
     expected = 0.6 / 5 if placement == "central" else 0.6 / math.sqrt(5)
     assert moved.std().item() == pytest.approx(expected, rel=0.015)  # the error of a deviation is 1 / √(2n) = 0.3 %

@@ -125,7 +125,7 @@ def _plain_result(federation, client_id, received):
     from fedssl.federation.messages import TrainResult
 
     weights = federation.store.load(client_id, 2).weights
-    return TrainResult(client_id, 2, GlobalWeights(weights.online, weights.predictor), 20)
+    return TrainResult(client_id, 2, GlobalWeights(weights.online, weights.predictor), num_examples=20)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -346,7 +346,9 @@ def test_a_stage_in_a_run_without_secure_aggregation_is_refused(tmp_path):
 
     client = make_client(make_method(), FedEMA())
     reply = attempt(
-        client, ClientStore(tmp_path), TrainTask(0, 1, None, GlobalWeights.EMPTY, stage=b'KeyCall {"run":"r"}')
+        client,
+        ClientStore(tmp_path),
+        TrainTask(0, 1, accepted_round=None, global_weights=GlobalWeights.EMPTY, stage=b'KeyCall {"run":"r"}'),
     )
     assert isinstance(reply, Failure)
     assert (reply.code, "without secure aggregation" in reply.detail) == ("refused", True)

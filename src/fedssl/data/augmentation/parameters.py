@@ -13,7 +13,7 @@ BLUR_SIGMA = (0.1, 2.0)
 OPTIONAL = ("upside_down", "quarter_turn", "solarise")  # random numbers are drawn for those alone that a recipe wants
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parameters:
     """What is done to each of N images; every tensor has a row for each."""
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -73,17 +73,18 @@ class DecodedImages:
     def images(self, labels: Tensor | None = None, class_names: tuple[str, ...] = ()) -> Images:
         """Mapped, read only: nothing is in memory but what the system keeps of the file, and gives up at need."""
         if not self.shape[0]:
-            return Images(torch.empty(self.shape, dtype=torch.uint8), labels, class_names, self.fingerprint)
+            nothing = torch.empty(self.shape, dtype=torch.uint8)
+            return Images(nothing, labels, class_names=class_names, known_fingerprint=self.fingerprint)
         with self.pixels_path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes to images
             pixels = torch.frombuffer(mapped, dtype=torch.uint8).view(self.shape)
         forget = partial(mapped.madvise, mmap.MADV_DONTNEED) if hasattr(mmap, "MADV_DONTNEED") else None
-        return Images(pixels, labels, class_names, self.fingerprint, forget)
+        return Images(pixels, labels, class_names=class_names, known_fingerprint=self.fingerprint, release=forget)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of one file: its size and kind and a checksum of its content, or why it is not used."""
 
@@ -116,7 +117,8 @@ def decoded(
                     refuse(number, outcome.refused)
             return cached
         text = f"{text} again, the cache was damaged or of another version"
-    cached = _make(_Work(source, numbers, decoding, progress, text, refuse), settings)
+    work = _Work(source=source, numbers=numbers, decoding=decoding, progress=progress, text=text, refuse=refuse)
+    cached = _make(work, settings)
     if not any(outcome.refused.startswith(UNREADABLE) for outcome in cached.outcomes):  # else try again next time
         make_folder(known.parent)
         write_atomically(known, cached.folder.name)
@@ -146,7 +148,8 @@ def _load(folder: Path) -> DecodedImages | None:
     """A set that is whole; None for one that is damaged or not there."""
     try:
         content = json.loads(read_signed(folder / "index.json"))
-        outcomes = [Outcome(*row) for row in content["outcomes"]]
+        names = [field.name for field in fields(Outcome)]
+        outcomes = [Outcome(**dict(zip(names, row, strict=True))) for row in content["outcomes"]]
         cached = DecodedImages(folder, tuple(content["shape"]), content["fingerprint"], outcomes)
         return cached if _is_whole(cached) else None
     except (DamagedError, OSError, ValueError, TypeError, KeyError):
@@ -172,7 +175,7 @@ def _times(path: Path) -> str:
     return f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Work:
     """What is to be decoded, and who hears how it goes."""
 
@@ -254,9 +257,10 @@ def _decode_all(work: _Work, path: Path) -> list[Outcome]:
         for number, result in zip(work.numbers, pictures(work.source, work.numbers, work.decoding), strict=True):
             if isinstance(result, Picture):
                 file.write(result.pixels.data)
-                outcomes.append(Outcome("", result.sha256, result.width, result.height, result.kind))
+                facts = {name: getattr(result, name) for name in ("sha256", "width", "height", "kind")}
+                outcomes.append(Outcome(**facts))
             else:
-                outcomes.append(Outcome(result))
+                outcomes.append(Outcome(refused=result))
                 work.refuse(number, result)
             work.progress(work.text, len(outcomes), len(work.numbers))
         file.flush()

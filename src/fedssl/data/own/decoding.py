@@ -2,7 +2,7 @@
 
 import hashlib
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from io import BufferedReader, BytesIO
 from threading import Lock
@@ -55,6 +55,7 @@ class Picture:
     """A decoded image and what it was before."""
 
     pixels: UInt8Array  # channels x size x size
+    _: KW_ONLY
     sha256: str  # of the file, or of an array's row
     width: int
     height: int
@@ -101,7 +102,8 @@ def _decode_dicom(file: ImageFile, decoding: Decoding) -> Picture:
 
 def _picture(pixels: UInt8Array, file: ImageFile, width: int, height: int, kind: str) -> Picture:
     file.seek(0)
-    return Picture(pixels, hashlib.file_digest(file, "sha256").hexdigest(), width, height, kind)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Picture(pixels, sha256=digest, width=width, height=height, kind=kind)
 
 
 def decode_image(image: Image.Image, decoding: Decoding) -> UInt8Array:
@@ -123,7 +125,7 @@ def decode_array(row: AnyArray, decoding: Decoding) -> Picture:
         return _decode_channels(flat if flat.ndim == 3 else flat[..., None], decoding)
     image = Image.fromarray(flat)
     digest = hashlib.sha256(flat.data).hexdigest()
-    return Picture(_to_pixels(image, decoding), digest, width, height, f"array {image.mode}")
+    return Picture(_to_pixels(image, decoding), sha256=digest, width=width, height=height, kind=f"array {image.mode}")
 
 
 def _decode_channels(row: AnyArray, decoding: Decoding) -> Picture:
@@ -133,7 +135,7 @@ def _decode_channels(row: AnyArray, decoding: Decoding) -> Picture:
     eight = row if row.dtype == np.uint8 else _to_8_bits(row, decoding.white)
     planes = [np.asarray(_fitted(Image.fromarray(eight[..., c].copy()), decoding)) for c in range(channels)]
     digest = hashlib.sha256(np.ascontiguousarray(row).data).hexdigest()
-    return Picture(np.stack(planes), digest, width, height, f"array of {channels} channels")
+    return Picture(np.stack(planes), sha256=digest, width=width, height=height, kind=f"array of {channels} channels")
 
 
 def not_read(kind: str) -> str:

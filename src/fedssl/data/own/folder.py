@@ -81,9 +81,8 @@ def find_in_folder(
         Sample(printable(path), printable(folder[0]) if silos else None, label if labels else None)
         for path, folder, label in zip(files, folders, named, strict=True)
     ]
-    return Found(
-        printable(root), samples, Files(list(files.values())), refused, tuple(clients), remarks if labels else ()
-    )
+    remarks, source = remarks if labels else (), Files(list(files.values()))
+    return Found(printable(root), samples, source, refused=refused, clients=tuple(clients), remarks=remarks)
 
 
 def _walk(root: str) -> tuple[dict[str, str], list[Refusal]]:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -43,6 +43,7 @@ class Found:
     place: str
     samples: list[Sample]
     source: Source
+    _: KW_ONLY
     refused: list[Refusal] = field(default_factory=list)
     clients: tuple[str, ...] = ()  # every client that the data name, also one without images
     remarks: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ def find_in_dataset(place: str, columns: Mapping[str, str], labels: bool = True)
     source = Examples([_images(split, image) for split in splits.values()], image, place.startswith(BY_NAME))
     clients = {sample.client for sample in samples if sample.client is not None and sample.part == "train"}
     remarks = (f"the splits {', '.join(unused)} are not used",) if unused else ()
-    return Found(printable(place), samples, source, [], tuple(sorted(clients, key=by_number)), remarks)
+    return Found(printable(place), samples, source, clients=tuple(sorted(clients, key=by_number)), remarks=remarks)
 
 
 def _library() -> Any:

@@ -75,7 +75,7 @@ LAYOUTS: Registry[Layout] = Registry(
             need=lambda place: need("hf", printable(place)),
         ),
     },
-    Layout,
+    base=Layout,
 )
 
 
@@ -109,17 +109,17 @@ def folder(
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
     _need_readers(eval_train, eval_test)
     columns = {"image": image_column, "label": label_column, "client": client_column}
-    reader = _Reader(Decoding(image_size, channels, fit, white), strict, progress)
-    found = reader.find(path, "data.path", layout, columns, labels)
+    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=strict, progress=progress)
+    content = reader.find(path, "data.path", layout, columns, labels)
     if test_fraction and eval_test:
         raise FedsslError("data.test_fraction: there are test images already, in data.eval_test: set it to 0")
     if test_fraction:
-        found = _with_test_part(found, test_fraction)
-    train = reader.read(found, "train")
-    learn = reader.read_evaluation(found, "eval_train", eval_train, columns)
-    test = reader.read_evaluation(found, "eval_test", eval_test, columns)
+        content = _with_test_part(content, test_fraction)
+    train = reader.read(content, "train")
+    learn = reader.read_evaluation(content, "eval_train", eval_train, columns)
+    test = reader.read_evaluation(content, "eval_test", eval_test, columns)
     if not train.samples:
-        raise FedsslError(f"data.path: {found.place}: no image there can be used{reader.in_short()}")
+        raise FedsslError(f"data.path: {content.place}: no image there can be used{reader.in_short()}")
     evaluated = _evaluated_classes(train, learn, test)
     classes = evaluated + [name for name in train.class_names() if name not in evaluated]
     dataset = Dataset(
@@ -127,14 +127,14 @@ def folder(
         train=train.images(classes),
         test=test.images(evaluated) if test else None,
         eval_train=learn.images(evaluated) if learn else None,
-        source=f"{len(train.samples):,} images of {found.place}",
-        owners=_owners(found.clients, train.samples),
-        test_owners=_owners(found.clients, test.samples) if test else None,
+        source=f"{len(train.samples):,} images of {content.place}",
+        owners=_owners(content.clients, train.samples),
+        test_owners=_owners(content.clients, test.samples) if test else None,
         originals=train.originals(),
         test_originals=test.originals() if test else (),
         refused=tuple(reader.refused),
         remarks=(
-            *found.remarks,
+            *content.remarks,
             *_enlarged(train.originals(), image_size),
             *_without_colours(channels),
             *reader.remarks(),
@@ -174,8 +174,8 @@ def sites(
     if bool(eval_train) != bool(eval_test):
         raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
     _need_readers(eval_train, eval_test)
-    reader = _Reader(Decoding(image_size, channels, fit, white), False, progress)
-    nowhere = Found("", [], Files([]), [], (), ())
+    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=False, progress=progress)
+    nowhere = Found("", [], Files([]))
     learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
     test = reader.read_evaluation(nowhere, "eval_test", eval_test, {})
     classes = _evaluated_classes(learn, learn, test) if learn else []
@@ -214,12 +214,12 @@ class _Decoded:
     def originals(self) -> tuple[Original, ...]:
         used = (outcome for outcome in self.cached.outcomes if not outcome.refused)
         return tuple(
-            Original(sample.name, one.sha256, one.width, one.height, one.kind)
+            Original(name=sample.name, sha256=one.sha256, width=one.width, height=one.height, kind=one.kind)
             for sample, one in zip(self.samples, used, strict=True)
         )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Reader:
     """Decodes the parts of a dataset, all in the same way, and remembers what was refused."""
 
@@ -230,38 +230,38 @@ class _Reader:
     places: list[DecodedImages] = field(default_factory=list)
 
     def find(self, place: str, field: str, layout: str, columns: Mapping[str, str], labels: bool) -> Found:
-        found = find_images(place, field, layout, columns, labels)
-        for one in found.refused:
+        content = find_images(place, field, layout, columns, labels)
+        for one in content.refused:
             self._refuse(one)
-        return found
+        return content
 
-    def read(self, found: Found, part: Part, *, all_parts: bool = False) -> _Decoded:
-        numbers = [number for number, sample in enumerate(found.samples) if all_parts or sample.part == part]
+    def read(self, content: Found, part: Part, *, all_parts: bool = False) -> _Decoded:
+        numbers = [number for number, sample in enumerate(content.samples) if all_parts or sample.part == part]
 
         def refuse(number: int, reason: str) -> None:
-            sample = found.samples[number]
+            sample = content.samples[number]
             self._refuse(Refusal(sample.name, reason, sample.client or ""))
 
-        cached = decoded(found.source, numbers, self.decoding, self.progress, "decoding images", refuse)
+        cached = decoded(content.source, numbers, self.decoding, self.progress, "decoding images", refuse)
         self.places.append(cached)
         used = zip(numbers, cached.outcomes, strict=True)
-        return _Decoded([found.samples[number] for number, outcome in used if not outcome.refused], cached)
+        return _Decoded([content.samples[number] for number, outcome in used if not outcome.refused], cached)
 
-    def read_evaluation(self, found: Found, part: Part, place: str, columns: Mapping[str, str]) -> _Decoded | None:
+    def read_evaluation(self, content: Found, part: Part, place: str, columns: Mapping[str, str]) -> _Decoded | None:
         """The images at the place if one is given, else those that the training data set apart; None: no such."""
         if place:
-            found = self.find(place, f"data.{part}", "auto", columns, True)
-            separate = any(sample.part == part for sample in found.samples)
-            read = self.read(found, part, all_parts=not separate)
+            content = self.find(place, f"data.{part}", "auto", columns, True)
+            separate = any(sample.part == part for sample in content.samples)
+            read = self.read(content, part, all_parts=not separate)
             if not read.samples or not read.labelled:
                 raise FedsslError(
-                    f"data.{part}: {found.place}: {len(read.samples)} images, but evaluation needs labelled ones: "
+                    f"data.{part}: {content.place}: {len(read.samples)} images, but evaluation needs labelled ones: "
                     "subfolders named by class, a label column, or an array of labels"
                 )
             return read
-        if not any(sample.part == part for sample in found.samples):
+        if not any(sample.part == part for sample in content.samples):
             return None
-        read = self.read(found, part)
+        read = self.read(content, part)
         return read if read.samples and read.labelled else None
 
     def _refuse(self, one: Refusal) -> None:
@@ -314,23 +314,23 @@ def _recognised(place: str) -> Layout:
     return next(layout for layout in reversed(list(LAYOUTS.values())) if layout.recognises(place))
 
 
-def _with_test_part(found: Found, fraction: float) -> Found:
+def _with_test_part(content: Found, fraction: float) -> Found:
     """A share of every class set apart to test with; the same images whatever the seed of the run."""
-    training = [number for number, sample in enumerate(found.samples) if sample.part == "train"]
-    if not training or any(found.samples[number].label is None for number in training):
-        why = "".join(f" ({remark})" for remark in found.remarks)
+    training = [number for number, sample in enumerate(content.samples) if sample.part == "train"]
+    if not training or any(content.samples[number].label is None for number in training):
+        why = "".join(f" ({remark})" for remark in content.remarks)
         raise FedsslError(
-            f"data.test_fraction: {found.place}: the images have no labels to test with{why}: set it to 0"
+            f"data.test_fraction: {content.place}: the images have no labels to test with{why}: set it to 0"
         )
     by_class: dict[str, list[int]] = {}
     for number in training:
-        by_class.setdefault(str(found.samples[number].label), []).append(number)
-    samples = list(found.samples)
+        by_class.setdefault(str(content.samples[number].label), []).append(number)
+    samples = list(content.samples)
     for name, members in by_class.items():
         order = numpy_stream(0, "test part", name).permutation(members)
         for number in order[: min(max(round(fraction * len(members)), 1), len(members) - 1)]:
             samples[number] = replace(samples[number], part="eval_test")
-    return replace(found, samples=samples)
+    return replace(content, samples=samples)
 
 
 def _owners(clients: tuple[str, ...], samples: list[Sample]) -> Owners | None:

@@ -49,7 +49,7 @@ def find_in_manifest(path: Path, columns: Mapping[str, str], *, labels: bool = T
     used = _with_labels_like_others(samples, lines, refused)
     samples, real = [samples[number] for number in used], [real[number] for number in used]
     _check_all_or_none(path, samples)
-    return Found(printable(path), samples, Files(real), refused, tuple(sorted(clients, key=by_number)))
+    return Found(printable(path), samples, Files(real), refused=refused, clients=tuple(sorted(clients, key=by_number)))
 
 
 def _label(row: Row, columns: Mapping[str, str], labels: bool) -> str | None:

@@ -35,6 +35,6 @@ def load_images(path: Path) -> tuple[Images, str]:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         class_names = tuple(json.loads(about["class_names"]))
-        return Images(tensors["pixels"], tensors.get("labels"), class_names), about["source"]
+        return Images(tensors["pixels"], tensors.get("labels"), class_names=class_names), about["source"]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise FedsslError(f"{path} is not readable ({error}): delete it and fetch the dataset again") from None

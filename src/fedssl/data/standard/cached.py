@@ -25,28 +25,25 @@ ZeroIsAll = Annotated[int, Ge(0)]
 FETCHABLE: dict[str, CifarSpec] = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
 
 
-@kept("everywhere")
-def cifar10(
-    _progress: Progress = silent,
-    *,
-    train_images: ZeroIsAll = 0,
-    test_images: ZeroIsAll = 0,
-    validation_images: ZeroIsNone = 0,
-) -> Dataset:
-    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in 10 classes; fewer: the first of each class."""
-    return _from_cache("cifar10", train_images, test_images, validation_images)
+def _cifar(name: str, classes: int) -> Callable[..., Dataset]:
+    @kept("everywhere")
+    def cifar(
+        _progress: Progress = silent,
+        *,
+        train_images: ZeroIsAll = 0,
+        test_images: ZeroIsAll = 0,
+        validation_images: ZeroIsNone = 0,
+    ) -> Dataset:
+        return _from_cache(name, train_images, test_images, validation_images)
+
+    cifar.__doc__ = (
+        f"CIFAR-{classes}: 50,000 training and 10,000 test images of 32 x 32 in {classes} classes; "
+        "fewer: the first of each class."
+    )
+    return cifar
 
 
-@kept("everywhere")
-def cifar100(
-    _progress: Progress = silent,
-    *,
-    train_images: ZeroIsAll = 0,
-    test_images: ZeroIsAll = 0,
-    validation_images: ZeroIsNone = 0,
-) -> Dataset:
-    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 in 100 classes; fewer: the first of each class."""
-    return _from_cache("cifar100", train_images, test_images, validation_images)
+cifar10, cifar100 = _cifar("cifar10", 10), _cifar("cifar100", 100)
 
 
 @kept("everywhere")
@@ -132,7 +129,7 @@ def _from_cache(name: str, train_images: int, test_images: int, validation_image
         raise FedsslError(f"{name} is not in {folder.parent}: run `fedssl data fetch {name}`")
     (train, source), (test, _) = map(load_images, paths)
     test = _first_of_each_class(test, test_images, "data.test_images")
-    whole = with_validation(Dataset(name, train, test, source), validation_images)
+    whole = with_validation(Dataset(name=name, train=train, test=test, source=source), validation_images)
     return replace(whole, train=_first_of_each_class(whole.train, train_images, "data.train_images"))
 
 

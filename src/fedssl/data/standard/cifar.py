@@ -45,7 +45,7 @@ class Batch:
     python_md5: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CifarSpec:
     """What is published of one dataset, and where."""
 
@@ -90,7 +90,7 @@ def to_images(records: Mapping[str, bytes], part: str, spec: CifarSpec) -> Image
     return Images(
         torch.from_numpy(pixels.reshape(-1, 3, SIZE, SIZE).copy()),
         torch.from_numpy(labels.astype(np.int64)),
-        spec.class_names,
+        class_names=spec.class_names,
     )
 
 

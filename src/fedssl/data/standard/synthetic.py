@@ -42,7 +42,7 @@ def synthetic_images(count: int, classes: int, image_size: int, seed: int, part:
     pixels = np.empty((count, 3, image_size, image_size), np.uint8)
     for start in range(0, count, CHUNK):
         pixels[start : start + CHUNK] = _paint(labels[start : start + CHUNK], image_size, stream)
-    return Images(torch.from_numpy(pixels), torch.from_numpy(labels), CLASS_NAMES[:classes])
+    return Images(torch.from_numpy(pixels), torch.from_numpy(labels), class_names=CLASS_NAMES[:classes])
 
 
 def _paint(labels: np.ndarray[Any, np.dtype[np.int64]], size: int, stream: np.random.Generator) -> FloatArray:

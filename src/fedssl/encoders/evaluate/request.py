@@ -1,7 +1,7 @@
 """What to evaluate and how, checked before anything is loaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
 from fedssl.core.errors import FedsslError
@@ -19,6 +19,7 @@ class Request:
     """What to evaluate and how; bad names and numbers are refused when it is made."""
 
     protocols: Sequence[str] = ("knn", "linear")
+    _: KW_ONLY
     variant: Variant = "paper"
     seeds: int = 1
     batchnorm: Literal["running", "reestimated", "both"] | None = None  # None: both for kNN and linear, else running

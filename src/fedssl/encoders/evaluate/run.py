@@ -87,7 +87,9 @@ class _Evaluation:
             encoder = subject.load().to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             for batchnorm in get_args(BatchNorm):
                 title = f"{subject.name}, BatchNorm {batchnorm}"
-                context = Context(encoder, self.data, batchnorm, self.cache, self.view.progress, title)
+                context = Context(
+                    encoder, self.data, batchnorm=batchnorm, cache=self.cache, progress=self.view.progress, title=title
+                )
                 for name, protocol in self.protocols.items():
                     if batchnorm in self._modes(protocol):
                         for seed in self._seeds(protocol):

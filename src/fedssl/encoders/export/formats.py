@@ -72,5 +72,5 @@ FORMATS: Registry[Format] = Registry(
         "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
         "hub": Format("model.safetensors", _write_ours, _usage("hub", "model.safetensors")),
     },
-    Format,
+    base=Format,
 )

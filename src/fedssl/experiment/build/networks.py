@@ -60,16 +60,16 @@ def _published(name: str) -> WeightFile:
 def _checksum(init: Init) -> str:
     """Of the weights to start from; they must be those that the settings name, if they do."""
     if is_published(init.encoder):
-        path, found = Path(init.encoder), Weights(_published(init.encoder).tensors).digest()
+        path, digest = Path(init.encoder), Weights(_published(init.encoder).tensors).digest()
     else:
         path = find_weight_file(init.encoder)
-        found = file_sha256(path)
-    if init.sha256 not in ("", found):
+        digest = file_sha256(path)
+    if init.sha256 not in ("", digest):
         raise FedsslError(
-            f"{path}: not the file that the run was begun with (SHA-256 {found[:12]}… instead of {init.sha256[:12]}…): "
+            f"{path}: not the file that the run was begun with (SHA-256 {digest[:12]}… not {init.sha256[:12]}…): "
             "put that one back, or start another run with --fresh and init.sha256 left out"
         )
-    return found
+    return digest
 
 
 def pinned(config: Config) -> Config:
@@ -77,10 +77,10 @@ def pinned(config: Config) -> Config:
     if not config.init.encoder:
         return config
     try:
-        found = _checksum(config.init)
+        digest = _checksum(config.init)
     except FedsslError as error:
         raise FedsslError(f"init.encoder: {error}") from None
-    return replace(config, init=config.init.model_copy(update={"sha256": found}))
+    return replace(config, init=config.init.model_copy(update={"sha256": digest}))
 
 
 def build_networks(

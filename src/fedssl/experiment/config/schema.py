@@ -159,7 +159,7 @@ class Run(BaseModel):
     keep_checkpoints: Annotated[int, Ge(LEAST_KEPT)] = Field(2, description="the newest may turn out damaged: keep two")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole of a run's settings, resolved: what is written to the run folder and can be run again."""
 

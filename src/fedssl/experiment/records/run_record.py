@@ -18,7 +18,7 @@ MENDED = "put back a copy of it, or run the same `fedssl run` command again, whi
 CHECKPOINTS = f"checkpoints/round-{'[0-9]' * 6}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """The settings and numbers of a run folder, without its weights and images."""
 
@@ -38,7 +38,13 @@ class RunRecord:
         summary = read_summary(path)
         check_files(path)
         read_signed(path / "config.toml", must=False)  # older summaries do not vouch for it
-        return cls(path, _config_in(path / "config.toml"), summary, _rounds_in(path), read_environment(path))
+        return cls(
+            path=path,
+            config=_config_in(path / "config.toml"),
+            summary=summary,
+            rounds=_rounds_in(path),
+            environment=read_environment(path),
+        )
 
     @property
     def name(self) -> str:

@@ -32,8 +32,8 @@ def at_sites(record: RunRecord) -> list[Measured]:
     known = record.summary.get("at_sites", {})
     first, last = known.get("initial", []), known.get("final") or (counted[-1] if counted else [])
     before = {one.get("client"): one for one in first}
-    found = [{name: _accuracy(record, name, one, before.get(one.get("client"))) for name in MEASURES} for one in last]
-    return sorted(found, key=lambda one: (one["linear"].trained, one["linear"].title))
+    sites = [{name: _accuracy(record, name, one, before.get(one.get("client"))) for name in MEASURES} for one in last]
+    return sorted(sites, key=lambda one: (one["linear"].trained, one["linear"].title))
 
 
 def _accuracy(record: RunRecord, measure: str, last: Table, first: Table | None) -> SiteAccuracy:
@@ -46,13 +46,13 @@ def site_title(record: RunRecord, counted: Table) -> str:
     return record.client(counted["client"]) if "client" in counted else f"all {counted['clients']} sites together"
 
 
-def mean_of(found: list[Measured], measure: str) -> SiteAccuracy:
+def mean_of(sites: list[Measured], measure: str) -> SiteAccuracy:
     """Every site counts the same, however many test images it has."""
-    first = [one[measure].baseline for one in found]
+    first = [one[measure].baseline for one in sites]
     known = [value for value in first if value is not None]
     return SiteAccuracy(
         MEAN_TITLE,
-        sum(one[measure].n for one in found),
-        statistics.fmean(one[measure].trained for one in found),
-        statistics.fmean(known) if len(known) == len(found) else None,
+        sum(one[measure].n for one in sites),
+        statistics.fmean(one[measure].trained for one in sites),
+        statistics.fmean(known) if len(known) == len(sites) else None,
     )

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,6 +49,7 @@ class _Order:
 class _Worker:
     process: BaseProcess
     connection: Connection
+    _: KW_ONLY
     task: TrainTask | None = None
     deadline: float = float("inf")
     ready: bool = False  # it has imported everything and made its networks
@@ -164,7 +165,7 @@ class ProcessEngine:
         assert task is not None
         _end(worker)
         self._workers[number] = self._start(number)
-        return Failure(task.client_id, task.round_number, code, detail)
+        return Failure(task.client_id, task.round_number, code, detail=detail)
 
 
 def _end(worker: _Worker) -> None:

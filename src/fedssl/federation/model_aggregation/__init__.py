@@ -17,5 +17,5 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry(
         "fedavgm": "fedssl.federation.model_aggregation.server_optimizers:FedAvgM",
         "fedadam": "fedssl.federation.model_aggregation.server_optimizers:FedAdam",
     },
-    Aggregator,
+    base=Aggregator,
 )

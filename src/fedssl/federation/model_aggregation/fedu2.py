@@ -82,8 +82,7 @@ def shortest(products: Matrix) -> Matrix:
             chosen = [k for k in chosen if shares[k] > TOLERANCE]
             shares[[k for k in range(len(shares)) if k not in chosen]] = 0
         shares[chosen] = wanted
-    found: Matrix = shares / shares.sum()
-    return found
+    return shares / shares.sum()  # type: ignore[no-any-return]
 
 
 def _solved(matrix: Matrix) -> Matrix:

@@ -72,7 +72,7 @@ class SecureClient:
             answer = member.unmask(said)
         write_secret(folder / RECORD, to_bytes(member.record))
         stage = spoken(answer) if answer is not None else b""
-        return TrainResult(task.client_id, task.round_number, upload, 1, stage=stage)
+        return TrainResult(task.client_id, task.round_number, upload, num_examples=1, stage=stage)
 
     def _check_trained(self, store: ClientStore, task: TrainTask, call: RoundCall) -> None:
         """All of a sum must have trained the same task: else the server could tell whose update is whose."""

@@ -95,12 +95,12 @@ def roster_from(lines: Sequence[tuple[str, str]]) -> dict[str, ec.EllipticCurveP
 
 def _lines(path: Path) -> list[str]:
     try:
-        found = [line.strip() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
     except (OSError, ValueError):
-        found = []
-    if not found:
+        lines = []
+    if not lines:
         raise FedsslError(f"{path}: no public key of a node: ask that site for its .pub file")
-    return found
+    return lines
 
 
 def _named_key(path: str, line: str) -> tuple[str, ec.EllipticCurvePublicKey]:

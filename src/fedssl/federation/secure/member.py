@@ -59,7 +59,7 @@ from fedssl.federation.secure.stages import (
 REMEMBERED = 64  # rounds: more than any server keeps checkpoints
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=CHECKED, kw_only=True)
 class RoundSecret:
     """What a site remembers of the round under way: its secrets, and what it was told and said."""
 
@@ -81,7 +81,7 @@ class Opened:
     survivors: Names
 
 
-@dataclass(frozen=True, config=CHECKED)
+@dataclass(frozen=True, config=CHECKED, kw_only=True)
 class RunRecord:
     """All that a site must remember of a run; secret, for its own disk alone."""
 
@@ -93,7 +93,7 @@ class RunRecord:
 
 
 def new_record(run: str) -> RunRecord:
-    return RunRecord(run, new_private_key())
+    return RunRecord(run=run, share_key=new_private_key())
 
 
 class Member:
@@ -182,7 +182,7 @@ class Member:
         public, commitment = public_key(private), commitment_to(seed)
         signature = self.identity.sign(round_statement(call, self.name, public, commitment))
         sent = RoundShares(call.session, RoundKey(self.name, public, commitment, signature), boxes)
-        return RoundSecret(call, sent, seed, private, own)
+        return RoundSecret(call=call, shares=sent, seed=seed, mask_key=private, own_share=own)
 
     def _box_key(self, peer: str) -> bytes:
         """The key that encrypts the shares between this site and a peer, in either direction."""

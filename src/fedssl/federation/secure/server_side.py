@@ -193,20 +193,20 @@ class _Asking:
 
     def _task(self, client_id: int, message: object, room: int) -> TrainTask:
         stage = self.prefix + spoken(message)
-        return TrainTask(client_id, self.round_number, None, GlobalWeights.EMPTY, stage=stage, room=room)
+        return TrainTask(client_id, self.round_number, global_weights=GlobalWeights.EMPTY, stage=stage, room=room)
 
     def _problem(self, reply: TrainResult | Failure, waiting: dict[int, TrainTask], take: Take) -> Failure | None:
         if isinstance(reply, Failure):
             return reply
         client_id, round_number = reply.client_id, reply.round_number
         if client_id not in waiting:
-            return Failure(client_id, round_number, "duplicate", "the first one counts")
+            return Failure(client_id, round_number, "duplicate", detail="the first one counts")
         try:
             take(self.names[client_id], reply)
         except (RoundError, StorageError):
             raise
         except FedsslError as error:
-            return Failure(client_id, round_number, "rejected", printable(str(error)))
+            return Failure(client_id, round_number, "rejected", detail=printable(str(error)))
         del waiting[client_id]
         return None
 

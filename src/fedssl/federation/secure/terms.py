@@ -44,7 +44,7 @@ class Summed:
         return self.sums[name] / count if count else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """The layout of the vectors, how many clients a sum needs, and by what it is divided."""
 
@@ -79,10 +79,10 @@ class Terms:
         return packed(encode(self.layout, joined(trained), joined(origin), count, sums | counts))
 
     def read(self, total: Vector, origin: GlobalWeights) -> Summed:
-        found = decode(self.layout, total, joined(origin), self.clients if self.equal else None)
+        decoded = decode(self.layout, total, joined(origin), self.clients if self.equal else None)
         # A step below 0 would be NaN behind the next BatchNorm.
-        weights = found.weights.map(lambda name, t: t.clamp(min=0) if name.endswith("running_var") else t)
-        return Summed(parted(weights), found.num_examples, found.sums)
+        weights = decoded.weights.map(lambda name, t: t.clamp(min=0) if name.endswith("running_var") else t)
+        return Summed(parted(weights), decoded.num_examples, decoded.sums)
 
 
 def packed(vector: Vector) -> GlobalWeights:
@@ -126,4 +126,4 @@ def make_terms(
             "privacy.noise_multiplier: the noise of a client is too small beside the step of secure aggregation "
             f"({layout.step(layout.tensors[0]):.3g}): it would not hide what rounding shows"
         )
-    return Terms(layout, needed, known, settings, equal=clip_norm is not None)
+    return Terms(layout=layout, threshold=needed, numbers=known, settings=settings, equal=clip_norm is not None)

@@ -117,7 +117,7 @@ def _failure(error: Exception, facts: Facts) -> Failure:
     numbers = (facts.get(key) for key in ("client", "round"))
     client_id, round_number = (number if isinstance(number, int) else -1 for number in numbers)
     text, shared = f"{type(error).__name__}: {error}", error.shared if isinstance(error, ClientError) else ""
-    return Failure(client_id, round_number, _code(error), text, traceback.format_exc(), shared)
+    return Failure(client_id, round_number, _code(error), detail=text, trace=traceback.format_exc(), shared=shared)
 
 
 def _code(error: Exception) -> FailureCode:

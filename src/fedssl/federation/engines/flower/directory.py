@@ -83,7 +83,7 @@ class _Named:
         return self.names[client_id]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ByKey(_Named):
     """In a deployment with registered keys a node is who its key says it is; node ids mean nothing."""
 
@@ -100,7 +100,7 @@ class ByKey(_Named):
         self._seats = seats
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ByName(_Named):
     """Without keys a node is asked for its client's name when it comes, and believed."""
 

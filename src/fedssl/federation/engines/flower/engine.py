@@ -8,7 +8,7 @@ not take a task yet is asked again and again whether it would, by a question wit
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -49,6 +49,7 @@ class _Pending:
 
     task: TrainTask
     since: float  # when its client was first asked, or last seen
+    _: KW_ONLY
     message: str | None = None
     seat: Seat | None = None
     limit: float = float("inf")  # on the clock
@@ -212,15 +213,15 @@ class FlowerEngine:
     def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
         name = self.directory.name_of(one.task.client_id)
         text = printable(f"{name}: {detail}" if name else detail)
-        return Failure(one.task.client_id, one.task.round_number, code, text)
+        return Failure(one.task.client_id, one.task.round_number, code, detail=text)
 
     def _doing(self, pending: dict[int, _Pending], sampled: set[int]) -> dict[int, str]:
         """Of every client; one that has delivered is done, wherever it is now."""
         doing = {}
         for client in range(self.clients):
             here = "away" if self.directory.seat_of(client) is None else "here"
-            asked_for = "working" if here == "here" else "away"
-            doing[client] = asked_for if client in pending else "done" if client in sampled else here
+            at_work = "working" if here == "here" else "away"
+            doing[client] = at_work if client in pending else "done" if client in sampled else here
         return doing
 
     def _wait(self, pending: list[_Pending], seconds: float) -> None:

@@ -129,8 +129,8 @@ def unpack_task(message: Message) -> Order:
     try:
         note = numbers(facts["note"])
         about, stage = dict(facts["about"]), str(facts.get("stage", "")).encode()
-        where = (facts["client"], facts["round"], facts["accepted"])
-        return Order(TrainTask(*where, weights, note=note, payload=payload, stage=stage), about)
+        known = {"accepted_round": facts["accepted"], "note": note, "payload": payload, "stage": stage}
+        return Order(TrainTask(facts["client"], facts["round"], global_weights=weights, **known), about)
     except (KeyError, TypeError, ValueError) as error:
         raise FedsslError(f"a task without {error}") from None
 
@@ -170,7 +170,7 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
     if not all(type(number) is int and abs(number) < MOST_ROUNDS for number in (client_id, round_number)):
         raise FedsslError("a reply without client and round")
     if "code" in facts:
-        return Failure(client_id, round_number, code_in(facts), printable(str(facts.get("reason", ""))))
+        return Failure(client_id, round_number, code_in(facts), detail=printable(str(facts.get("reason", ""))))
     scalars, profile = numbers(facts.get("scalars")), numbers(facts.get("profile", {}))
     if reserved := RESERVED & scalars.keys() | profile.keys() - PARTS.keys():
         raise FedsslError(f"{min(reserved)} is not for a client to say")

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app
 from fedssl.core.errors import FedsslError
-from fedssl.paper.bench import ALGORITHMS, Bench, check_bench, margin, write_bench
 from fedssl.paper.comparison import markdown
 from fedssl.paper.forecast import Amounts
 from fedssl.paper.measured import Measured
+from fedssl.paper.method_comparison import ALGORITHMS, MethodComparison, check_methods, margin, write_method_page
 from tests.helpers.html_page import HtmlPage
 from tests.helpers.paper_runs import write
 from tests.helpers.small import TINY
@@ -22,7 +22,7 @@ COST = {"bytes_up": 3_000_000, "bytes_down": 1_000_000, "core_seconds": {"traini
 
 
 def planned(out, algorithms, seeds=3, preset="smoke", **options):
-    return Bench.of_algorithms(preset, algorithms, out, seeds, overrides=TINY, **options)
+    return MethodComparison.of_algorithms(preset, algorithms, out, seeds, overrides=TINY, **options)
 
 
 def bench(out, accuracies, **options):
@@ -52,7 +52,7 @@ def test_the_same_preset_seeds_and_partition_for_all(tmp_path):
 
 def test_the_list_that_is_taken_without_names_can_be_planned(tmp_path):
     made = planned(tmp_path, ALGORITHMS, seeds=1)
-    check_bench(made)
+    check_methods(made)
     assert len(made.plan.runs) == len(ALGORITHMS)
 
 
@@ -100,7 +100,7 @@ def test_one_seed_decides_nothing_and_what_is_missing_has_its_command(tmp_path):
 def test_the_page_has_order_table_curves_and_settings(tmp_path):
     many = {name: (0.5 + number / 100, 0.51 + number / 100) for number, name in enumerate([*ALGORITHMS, "fedsc"])}
     made = bench(tmp_path, many)
-    write_bench(made, tmp_path / "page.html")
+    write_method_page(made, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert HtmlPage(text).problems == []
     for shown in (
@@ -130,12 +130,12 @@ def test_a_method_with_a_partition_of_its_own_is_named(tmp_path):
 def test_own_images_are_counted_and_need_labels_to_test_with(tmp_path):
     small = {"data.image_size": 16, "network.width": 4, "network.head_hidden": 16, "network.head_out": 8}
     own = small | {"data.path": str(write_photos(tmp_path / "photos"))}
-    made = Bench.of_algorithms("folder", ["fedsimclr", "fedbyol"], tmp_path, 1, overrides=own)
+    made = MethodComparison.of_algorithms("folder", ["fedsimclr", "fedbyol"], tmp_path, 1, overrides=own)
     with pytest.raises(FedsslError, match=r"^data\.eval_test: methods are compared by their accuracy"):
-        check_bench(made)
+        check_methods(made)
     own |= {"data.eval_test": str(write_photos(tmp_path / "test", each=2, seed=1))}
-    made = Bench.of_algorithms("folder", ["fedsimclr", "fedbyol"], tmp_path, 1, overrides=own)
-    check_bench(made)
+    made = MethodComparison.of_algorithms("folder", ["fedsimclr", "fedbyol"], tmp_path, 1, overrides=own)
+    check_methods(made)
     configs = [run.config for run in made.plan.runs.values()]
     assert {(config.run.rounds, config.local_training.batch_size) for config in configs} == {(200, 16)}, "chosen once"
     amounts = Amounts.of(configs[0])

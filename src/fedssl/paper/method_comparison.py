@@ -9,9 +9,8 @@ from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
-from fedssl import __version__
 from fedssl.core.errors import FedsslError
-from fedssl.core.files import size_text, write_atomically
+from fedssl.core.files import size_text
 from fedssl.core.progress import Progress, silent
 from fedssl.data.dataset import where
 from fedssl.experiment.build.automatic import fitted
@@ -24,11 +23,12 @@ from fedssl.paper.catalogue import Cell, Column, Metric, Row, Study
 from fedssl.paper.comparison import ABSENT, METRICS, Comparison, measured_text
 from fedssl.paper.figures import figures_of
 from fedssl.paper.measured import Measured, Result, results_of
+from fedssl.paper.page import chapter, write_chapters
 from fedssl.paper.plan import make_plan
 from fedssl.paper.scales import LeftOut, Scale
 from fedssl.reports.compare import Row as Setting
 from fedssl.reports.compare import duration, parted, settings
-from fedssl.reports.page import Chapter, Chapters, Figure, TablePart, render
+from fedssl.reports.page import Chapters, Figure, TablePart
 from fedssl.reports.plots import MAX_LINES
 
 # Taken when none is named: those that need no network of their own, and of which weights alone leave the clients.
@@ -49,7 +49,7 @@ class OnePreset(Scale):
 
 
 @dataclass(frozen=True)
-class Bench(Comparison):
+class MethodComparison(Comparison):
     """A list of algorithms with the same preset, settings and seeds; a `Comparison` in which nothing is printed."""
 
     overrides: tuple[str, ...] = ()  # as they were typed
@@ -66,13 +66,14 @@ class Bench(Comparison):
         typed: Sequence[str] = (),
         metric: Metric = "linear",
         epochs: int = 200,
-    ) -> "Bench":
+    ) -> "MethodComparison":
         """Plans the runs; each algorithm is a preset of `fedssl presets`, or several joined by plus signs."""
         study = _study(preset, algorithms, seeds, {"evaluation.linear_probe": False, **(overrides or {})}, metric)
         about = {"name": preset, "title": f"the preset {preset}", "changes": []}
         scale = OnePreset.model_validate({**about, "evaluation_epochs": {"linear": epochs}})
         plan = make_plan([study], scale, out, seeds)
-        return cls(study, scale, plan, seeds, results_of(plan, list(study.cells()), seeds), overrides=tuple(typed))
+        results = results_of(plan, list(study.cells()), seeds)
+        return cls(study=study, scale=scale, plan=plan, seeds=seeds, results=results, overrides=tuple(typed))
 
     @property
     def command(self) -> str:
@@ -126,13 +127,13 @@ class Bench(Comparison):
 
     def figures(self) -> list[Figure]:
         """Curves of the best, then of the next: as many in one figure as there are colours."""
-        found, ranked = [], self.ranked
+        figures, ranked = [], self.ranked
         for start in range(0, len(ranked), MAX_LINES):
             study, some = self.study.model_copy(update={"name": f"methods-{start}"}), ranked[start : start + MAX_LINES]
             places = f": places {start + 1} to {start + len(some)}" if len(some) < len(ranked) else ""
             drawn = figures_of(replace(self, study=study, results=some))
-            found += [replace(figure, title=figure.title + places) for figure in drawn]
-        return found
+            figures += [replace(figure, title=figure.title + places) for figure in drawn]
+        return figures
 
     def settings(self) -> list[TablePart]:
         configs = {one.cell.row.title: self._config(one).as_raw() for one in self.results}
@@ -154,7 +155,7 @@ class Bench(Comparison):
 
     def _config(self, result: Result) -> Config:
         run = self.plan.run_of(result.cell, 0)
-        assert run is not None  # nothing is left out of a bench
+        assert run is not None  # nothing is left out of a comparison
         return run.config
 
     def _summaries(self, result: Result) -> list[dict[str, Any]]:
@@ -178,13 +179,13 @@ def _study(preset: str, algorithms: Sequence[str], seeds: int, overrides: dict[s
     )
 
 
-def check_bench(bench: Bench, progress: Progress = silent) -> None:
+def check_methods(comparison: MethodComparison, progress: Progress = silent) -> None:
     """Refuses what cannot be compared: fewer than two methods, or images without labels to count an accuracy by."""
-    if len(bench.results) < 2:
+    if len(comparison.results) < 2:
         raise FedsslError(
             f"ALGORITHM…: one is no comparison: name two or more of {', '.join(preset_names('algorithms'))}"
         )
-    config = bench._config(bench.results[0])
+    config = comparison._config(comparison.results[0])
     if where(config.data.factory) == "here" and build_dataset(config.data, progress).labelled is None:
         raise FedsslError(
             "data.eval_test: methods are compared by their accuracy, which needs labelled test images: "
@@ -234,21 +235,22 @@ def _order(ranked: Sequence[Result]) -> str:
 
 def _own(differ: Sequence[Setting], place: int) -> str:
     """The settings that one method has and at most half of all have so."""
-    found = [row for row in differ if 2 * row.values.count(row.values[place]) <= len(row.values)]
-    return ", ".join(f"{row.label} {row.values[place]}" for row in found if row.values[place] != NOT_SET) or ABSENT
+    rare = [row for row in differ if 2 * row.values.count(row.values[place]) <= len(row.values)]
+    return ", ".join(f"{row.label} {row.values[place]}" for row in rare if row.values[place] != NOT_SET) or ABSENT
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def write_bench(bench: Bench, out: Path) -> None:
+def write_method_page(comparison: MethodComparison, out: Path) -> None:
     """One HTML file: the order, the table, curves, and all settings."""
-    if not out.parent.is_dir():
-        raise FedsslError(f"{out}: the folder {out.parent} does not exist: make it first, or choose another with -o")
-    notes = list(bench.notes().items())
-    chapter = Chapter("methods", "Results", bench.sentences(), bench.tables(), bench.figures(), notes)
-    story = ["The same images, partition, network, evaluation and seeds for every method."]
-    eyebrow = f"Federated self-supervised learning · {bench.study.preset}"
-    page = Chapters(bench.study.title, eyebrow, story, [chapter], bench.settings(), __version__, "Settings")
-    write_atomically(out, render(page))
+    page = Chapters(
+        title=comparison.study.title,
+        eyebrow=f"Federated self-supervised learning · {comparison.study.preset}",
+        story=["The same images, partition, network, evaluation and seeds for every method."],
+        chapters=[chapter(comparison, "methods", "Results", comparison.figures())],
+        settings=comparison.settings(),
+        settings_title="Settings",
+    )
+    write_chapters(page, out)

@@ -1,23 +1,40 @@
 """timm: and torchvision: names. The libraries are absent from make test: a stand-in shows who may name what."""
 
+import io
+import json
 import sys
+import tomllib
 import types
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tomli_w
 import torch
 from huggingface_hub import constants
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import Typed
+from fedssl.data.own.decoding import decode_file
 from fedssl.deployment.site_run import checked_settings
+from fedssl.encoders.api import embed
+from fedssl.encoders.evaluate.data import find_data
+from fedssl.encoders.evaluate.request import Request
+from fedssl.encoders.export import export_encoder
+from fedssl.encoders.trained import load_encoder, open_encoder
+from fedssl.experiment.build.automatic import like_start
 from fedssl.experiment.build.networks import _crops, build_method
 from fedssl.experiment.build.parts import build
 from fedssl.experiment.config.layers import load_config, load_raw, typed_config
+from fedssl.experiment.experiment import load
+from fedssl.experiment.finished_run import FinishedRun
 from fedssl.networks.backbones import BACKBONES, feature_size, find_backbone
 from fedssl.networks.libraries import input_settings, origin_of
+from fedssl.networks.weight_files import read_weight_file
+from tests.helpers.pictures import noise, write_folder
 from tests.helpers.small import TINY
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
@@ -58,6 +75,7 @@ def timm(monkeypatch):
     module = types.ModuleType("timm")
     module.__file__ = "timm.py"
     module.calls, module.create_model, module.made = calls, create_model, Tiny
+    module.about = about
     module.list_models = lambda pretrained=False: ["resnet18", "resnet34", "vit_tiny_patch16_224"]
     module.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: about)
     monkeypatch.setitem(sys.modules, "timm", module)
@@ -205,8 +223,102 @@ def test_pretrained_is_short_for_init_encoder(timm, tmp_path):
     assert "pretrained" not in config.network.model_dump()
     parts = build(config)
     assert torch.equal(parts.client.method.online_encoder.backbone.conv1.weight, tensors["conv1.weight"])
-    said = "weights that timm publishes for resnet18 saw images of 224 pixels, bicubic; these are 16 x 16, bilinear"
+    said = (
+        "weights that timm publishes for resnet18 saw images of 224 pixels, bicubic; these are 16 x 16, not resampled"
+    )
     assert said in parts.remarks
+
+
+# --- the images of those weights: their size and resampling come with them -------------------------------------------
+
+
+@pytest.fixture
+def theirs(timm, tmp_path):
+    """Weights that saw bicubic images of 48 pixels, and a folder to train them further on."""
+    timm.about |= {"input_size": (3, 48, 48), "fixed_input_size": False}
+    torch.manual_seed(2)
+    tensors = {"conv1.weight": torch.rand(5, 3, 4, 4), "conv1.bias": torch.rand(5)}
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    write_folder(tmp_path / "photos", classes=("cat", "dog"), each=6, size=100)
+    heads = {key: value for key, value in OWN.items() if key.startswith(("network", "local_training"))}
+    return heads | {
+        "network.name": "timm:resnet18",
+        "network.pretrained": str(tmp_path / "theirs.safetensors"),
+        "data.path": str(tmp_path / "photos"),
+        "data.test_fraction": 0.3,
+        "partition.num_clients": 2,
+        "evaluation.linear_probe": False,
+        "rounds": 1,
+        "threads": 1,
+    }
+
+
+def test_size_and_resampling_come_with_the_weights_and_travel_with_every_export(theirs, tmp_path):
+    load("continue", theirs).run(tmp_path / "run")
+    written = load_config(str(tmp_path / "run" / "config.toml"))
+    assert (written.data.settings["image_size"], written.data.settings["resampling"]) == (48, "bicubic")
+    export_encoder(tmp_path / "run", tmp_path / "out", ["safetensors", "timm", "hub", "torch-export"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    published = config["pretrained_cfg"]
+    assert (published["input_size"], published["interpolation"]) == ([3, 48, 48], "bicubic")
+    assert (published["mean"], published["std"]) == (list(MEAN), list(STD))
+    assert "by the middle square, bicubic, antialiased" in (tmp_path / "out" / "README.md").read_text()
+    for file in ("encoder.safetensors", "timm.safetensors", "model.safetensors"):
+        about = read_weight_file(tmp_path / "out" / file).about
+        assert about["decoding"] | {"image_size": 48, "resampling": "bicubic"} == about["decoding"]
+        assert about["input"]["resampling"] == "bicubic, antialiased"
+
+    image = Image.fromarray(noise(100, seed=9))
+    image.save(tmp_path / "one.png")
+    resized = torch.from_numpy(np.array(image.resize((48, 48), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+    for place in (tmp_path / "run", tmp_path / "out"):
+        wanted = load_encoder(place)(resized[None])
+        torch.testing.assert_close(embed(place, tmp_path / "one.png").features, wanted)
+        decoded = decode_file(io.BytesIO((tmp_path / "one.png").read_bytes()), open_encoder(place).decoding)
+        assert np.array_equal(decoded.pixels, resized), "PIL's own bicubic, bit for bit"
+
+
+def test_evaluation_on_other_files_resizes_them_as_the_run_did(theirs, tmp_path):
+    load("continue", theirs).run(tmp_path / "run")
+    settings = {"path": str(tmp_path / "photos"), "test_fraction": 0.3}
+    run = FinishedRun.open(tmp_path / "run")
+    chosen, data = find_data(run, Request(data="folder", data_settings=settings))
+    assert (chosen.settings["image_size"], chosen.settings["resampling"]) == (48, "bicubic")
+    assert torch.equal(data.test.pixels, run.dataset.test.pixels)
+
+
+def test_an_encoder_of_fedssl_brings_its_own(theirs, tmp_path):
+    load("continue", theirs).run(tmp_path / "run")
+    again = {key: value for key, value in theirs.items() if key != "network.pretrained"}
+    config, said = like_start(load_config("continue", again | {"init.encoder": str(tmp_path / "run")}))
+    assert (config.data.settings["image_size"], config.data.settings["resampling"]) == (48, "bicubic")
+    assert said.startswith("as the weights to start from: data.image_size = 48, data.resampling = bicubic (set them")
+    assert config.automatic == ()
+
+
+def test_what_is_set_stays_and_nothing_else_changes_for_runs_from_random_weights(theirs):
+    given = {"data.image_size": 32, "data.resampling": "bilinear"}
+    config, said = like_start(load_config("continue", theirs | given))
+    assert (config.data.settings["image_size"], config.data.settings["resampling"], said) == (32, "bilinear", "")
+    random = {key: value for key, value in theirs.items() if key != "network.pretrained"}
+    config, said = like_start(load_config("folder", random))
+    assert (config.data.settings["image_size"], config.data.settings["resampling"], said) == (64, "bilinear", "")
+    config, said = like_start(load_config("folder", random | {"data.image_size": "auto"}))
+    assert (config.data.settings["image_size"], said.partition(":")[0]) == (64, "no weights say otherwise")
+
+
+def test_the_config_of_a_run_from_before_there_was_a_choice_keeps_its_bits(theirs, tmp_path):
+    load("continue", theirs).run(tmp_path / "run")
+    raw = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    del raw["data"]["resampling"]
+    (tmp_path / "old.toml").write_text(tomli_w.dumps(raw))
+    config = load_config(str(tmp_path / "old.toml"))
+    assert (config.automatic, config.data.settings["resampling"]) == ((), "bilinear")
+
+
+def test_only_data_with_that_setting_can_leave_it_to_the_weights():
+    with pytest.raises(FedsslError, match=r"data\.image_size: unknown key"):
+        load_config("smoke", {"data.name": "cifar10", "data.image_size": "auto"})
 
 
 def test_true_asks_the_library_and_says_when_it_cannot(timm, monkeypatch):

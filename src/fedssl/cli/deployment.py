@@ -53,6 +53,7 @@ def server(
     need("flower", "fedssl server")
     from fedssl.deployment.certificates import ServerCertificate, public_keys
     from fedssl.deployment.server import Deployment, serve
+    from fedssl.experiment.build.automatic import like_start
     from fedssl.experiment.config.layers import parse_override, typed_config
     from fedssl.experiment.records.run_record import RunRecord
     from fedssl.reports.tables import print_summary
@@ -60,7 +61,9 @@ def server(
     overrides: dict[str, Any] = dict(parse_override(text) for text in settings or [])
     if clients:
         overrides["flower.clients"] = [name.strip() for name in clients.split(",")]
-    config = typed_config(preset, overrides | {"engine": "flower"})
+    config, like = like_start(typed_config(preset, overrides | {"engine": "flower"}))
+    if like:
+        typer.echo(f"note: {like}")
     certificate = None
     if not insecure:
         names = ("ca.pem", "server.pem", "server.key")

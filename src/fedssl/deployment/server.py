@@ -59,7 +59,7 @@ class Deployment:
         names = self.config.flower.clients
         if not names or len(set(names)) != len(names):
             raise FedsslError("flower.clients: name every client of the deployment once, e.g. --clients north,south")
-        if self.config.automatic:
+        if self.config.automatic:  # those of the weights to start from are chosen by now
             raise FedsslError(
                 f"{self.config.automatic[0]}: 'auto' needs the images, which are at the sites: give a number"
             )

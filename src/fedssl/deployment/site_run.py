@@ -209,7 +209,7 @@ def _on_disk(weights: ClientWeights, folder: Path) -> ClientWeights:
 def _with_own_images(config: Config, data: str, evaluated: list[str], folder: Path) -> tuple[Client, ClientStore]:
     if not data:
         raise FedsslError("--data: this run trains on the clients' own images: say where yours are")
-    decoding = {key: config.data.settings[key] for key in ("image_size", "channels", "fit", "white")}
+    decoding = {key: config.data.settings[key] for key in ("image_size", "resampling", "channels", "fit", "white")}
     dataset = build_dataset(choice("data", {"name": "folder", "path": data, "labels": False, **decoding}))
     if len(dataset.train) < 2:
         raise FedsslError(f"--data: {len(dataset.train)} images can be used: at least 2 are needed")

@@ -128,7 +128,8 @@ def decoding_of(run: FinishedRun, about: dict[str, Any]) -> Decoding:
     settings, (height, width) = run.config.data.settings, about["image_size"]
     if height != width:
         raise FedsslError(f"{run.folder.path}: its images are {height} x {width}: files are brought to squares only")
-    return Decoding(height, about["channels"], settings.get("fit", "crop"), settings.get("white", LARGEST_GREY))
+    fit, white = settings.get("fit", "crop"), settings.get("white", LARGEST_GREY)
+    return Decoding(height, about["channels"], fit, white, resampling=about.get("resampling", "bilinear"))
 
 
 def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def input_facts(about: dict[str, Any], decoding: Decoding) -> dict[str, Any]:
         "height": height,
         "width": width,
         "fit": {"crop": "middle square", "stretch": "whole image, out of proportion"}[decoding.fit],
-        "resampling": "bilinear, antialiased",
+        "resampling": f"{decoding.resampling}, antialiased",
         "orientation": "EXIF obeyed",
         "transparency": "white",
         "white_16_bit": decoding.white,

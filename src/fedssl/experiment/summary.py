@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedssl.core.errors import StorageError
 from fedssl.core.files import free_bytes, size_text
 from fedssl.data.dataset import Images, fingerprint
+from fedssl.data.own.decoding import RESAMPLING
 from fedssl.evaluation.monitor import Measured, packed, unpacked
 from fedssl.evaluation.score import SUFFIXES, Best, Gain, paired_interval
 from fedssl.experiment.build.parts import Parts
@@ -28,7 +29,7 @@ from fedssl.federation.privacy.budget import spent
 from fedssl.federation.rounds import Round, ServerState
 from fedssl.networks.backbones import feature_size
 from fedssl.networks.heads import Encoder
-from fedssl.networks.libraries import input_settings, origin_of
+from fedssl.networks.libraries import Origin, input_settings, origin_of
 
 if TYPE_CHECKING:
     from fedssl.federation.secure.terms import Summed
@@ -184,11 +185,18 @@ def encoder_facts(config: Config, parts: Parts, encoder: Encoder, round_number: 
         **({"library": asdict(origin)} if origin else {}),
         "channels": train.channels,
         "image_size": list(train.image_size),
+        "resampling": _resampling(config, origin),
         "feature_size": feature_size(backbone, train.channels, train.image_size),
         "method": config.method.name,
         "update_rule": config.update_rule.name,
         "round": round_number,
     }
+
+
+def _resampling(config: Config, origin: Origin | None) -> str:
+    """How files are made ready: as in the run; where nothing was resized there, as the weights to start from say."""
+    published = origin.published_input["interpolation"] if origin and config.init.encoder else ""
+    return str(config.data.settings.get("resampling", published if published in RESAMPLING else "bilinear"))
 
 
 def beginning(config: Config, parts: Parts, folder: Path, *, done: int | None, recorded: list[dict[str, Any]]) -> Start:

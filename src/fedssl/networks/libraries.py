@@ -64,17 +64,14 @@ def timm_network(
     _check_model("timm", model, "network.name")
     import timm
 
-    known = timm.get_pretrained_cfg(model)
-    about = known.to_dict() if known else {}
+    about = _timm_about(model)
     arguments: dict[str, Any] = {"img_size": list(image_size)} if about.get("fixed_input_size") else {}
     arguments |= {"patch_size": patch_size} if patch_size else {}
     arguments |= {"drop_path_rate": drop_path} if drop_path else {}
     create = partial(timm.create_model, model, num_classes=0, in_chans=channels, **arguments)
     made = _built(f"timm:{model}", partial(_of_any_size, create) if "img_size" in arguments else create, image_size)
     _check_patches(f"timm:{model}", made, image_size)
-    size = about.get("input_size")
-    published = {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
-    origin = Origin(library="timm", model=model, arguments=arguments, published_input=published)
+    origin = Origin(library="timm", model=model, arguments=arguments, published_input=_timm_input(model))
     return _with_input(made, origin, channels, mean or about.get("mean"), std or about.get("std"))
 
 
@@ -95,7 +92,7 @@ def torchvision_network(
     if channels != COLOUR:
         _for_channels(made, channels)
     about = models.get_model_weights(model).DEFAULT.transforms()
-    published = {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
+    published = _torchvision_input(model)
     origin = Origin(library="torchvision", model=model, arguments=arguments, head=head, published_input=published)
     return _with_input(made, origin, channels, mean or about.mean, std or about.std)
 
@@ -224,6 +221,26 @@ def _torchvision_models(model: str) -> Collection[str]:  # noqa: ARG001
     return models.list_models(module=models)  # type: ignore[no-any-return]
 
 
+def _timm_about(model: str) -> dict[str, Any]:
+    from timm import get_pretrained_cfg
+
+    known = get_pretrained_cfg(model)
+    return known.to_dict() if known else {}
+
+
+def _timm_input(model: str) -> dict[str, Any]:
+    about = _timm_about(model)
+    size = about.get("input_size")
+    return {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
+
+
+def _torchvision_input(model: str) -> dict[str, Any]:
+    from torchvision.models import get_model_weights
+
+    about = get_model_weights(model).DEFAULT.transforms()
+    return {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
+
+
 def _timm_published(model: str) -> nn.Module:
     from timm import create_model
 
@@ -242,12 +259,20 @@ def _torchvision_published(model: str) -> nn.Module:
 
 MODELS = {"timm": _timm_models, "torchvision": _torchvision_models}
 PUBLISHED = {"timm": _timm_published, "torchvision": _torchvision_published}
+INPUTS = {"timm": _timm_input, "torchvision": _torchvision_input}
 
 
 def is_published(place: str) -> bool:
     """Whether it names weights that a library fetches, such as timm:resnet18, and not a file."""
     library, separator, _ = place.partition(":")
     return bool(separator) and library in PUBLISHED
+
+
+def published_input(name: str) -> dict[str, Any]:
+    """Size and interpolation of the images that a library's weights were trained on, by the library itself."""
+    library, _, model = name.partition(":")
+    _check_model(library, model, "network.name")
+    return INPUTS[library](model)
 
 
 def published_weights(name: str) -> dict[str, Tensor]:

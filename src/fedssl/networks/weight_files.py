@@ -75,9 +75,14 @@ def _converted_name(path: Path) -> str:
 
 
 def _is_pickle(path: Path) -> bool:
-    """By its first bytes: torch.save writes a zip, before 1.6 a bare pickle."""
+    """By its first bytes: torch.save writes a zip, before 1.6 a bare pickle.
+
+    The length with which safetensors begin may look like one (640 is 80 02), but a header in braces follows it.
+    """
     with path.open("rb") as file:
-        return file.read(4).startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+        first = file.read(9)
+    pickled = first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+    return pickled and first[4:] != b"\0\0\0\0{"
 
 
 def read_weight_file(place: str | Path) -> WeightFile:

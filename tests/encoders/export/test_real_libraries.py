@@ -1,20 +1,25 @@
 """With the real timm, torchvision and huggingface_hub (`make check-timm`): from a name through a run and back again."""
 
+import io
 import re
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import fedssl
 from fedssl.core.errors import FedsslError
 from fedssl.core.weights import Weights
+from fedssl.data.own.decoding import decode_file
 from fedssl.encoders.export import export_encoder
 from fedssl.encoders.models import models
+from fedssl.encoders.trained import open_encoder
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import load
 from fedssl.networks.backbones import feature_size, find_backbone
+from tests.helpers.pictures import write_folder
 from tests.helpers.small import TINY
 
 pytestmark = pytest.mark.timm
@@ -190,6 +195,27 @@ def test_an_export_goes_on_in_fedssl(exported, tmp_path):
     backbone = started_from(folder / "model.safetensors", name, NETWORKS[name], **width)
     wanted = Weights(load_file(folder / "model.safetensors")).tensors()
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize(("name", "resampling"), [("test_vit", "bicubic"), ("test_resnet", "bilinear")])
+def test_size_and_resampling_of_published_weights_are_those_of_timms_own_transform(tmp_path, name, resampling):
+    """From an encoder for 160 pixels through a run to a hub folder: timm and fedssl see the same image."""
+    import timm
+
+    save_file(timm.create_model(name, num_classes=0).state_dict(), tmp_path / "x.safetensors")
+    write_folder(tmp_path / "photos", each=8, size=300)
+    settings = {key: value for key, value in SHORT.items() if not key.startswith("data.")}
+    settings |= {"network.name": f"timm:{name}", "data.path": str(tmp_path / "photos")}
+    load("continue", settings | {"network.pretrained": str(tmp_path / "x.safetensors")}).run(tmp_path / "run")
+    export_encoder(tmp_path / "run", tmp_path / "out", ["hub"])
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    about = timm.data.resolve_model_data_config(model)
+    assert (about["input_size"], about["interpolation"]) == ((3, 160, 160), resampling)
+    transform = timm.data.create_transform(**about | {"mean": (0, 0, 0), "std": (1, 1, 1)})
+    file = tmp_path / "photos" / "000.png"
+    ours = decode_file(io.BytesIO(file.read_bytes()), open_encoder(tmp_path / "out").decoding).pixels
+    theirs = transform(Image.open(file).convert("RGB"))
+    torch.testing.assert_close(torch.from_numpy(ours) / 255, theirs, rtol=0, atol=1 / 255)
 
 
 # --- names and sizes --------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ ONE_LARGE = Lock()
 UNREADABLE = "cannot be read"
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 LARGEST_GREY = 65_535
+Resampling = Literal["bilinear", "bicubic"]
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 SHOWN = (1, 3)  # channels that are grey or colours; others are what an array says
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 AnyArray = np.ndarray[Any, np.dtype[Any]]
@@ -48,6 +50,8 @@ class Decoding:
     channels: int = 3
     fit: Literal["crop", "stretch"] = "crop"  # the middle square, or the whole image out of proportion
     white: int = LARGEST_GREY  # the value of a 16-bit image that is white; 12-bit sensors: 4095
+    _: KW_ONLY
+    resampling: Resampling = "bilinear"
 
 
 @dataclass(frozen=True)
@@ -191,4 +195,4 @@ def _fitted(image: Image.Image, decoding: Decoding) -> Image.Image:
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
     box = (left, top, left + side, top + side) if decoding.fit == "crop" else (0, 0, width, height)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box, reducing_gap=2.0)
+    return image.resize((size, size), RESAMPLING[decoding.resampling], box, reducing_gap=2.0)

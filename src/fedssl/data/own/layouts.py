@@ -24,7 +24,7 @@ from fedssl.data.holdout import HeldOut, ZeroIsNone, with_validation
 from fedssl.data.own import arrays, manifest
 from fedssl.data.own.arrays import find_in_array
 from fedssl.data.own.cache import DecodedImages, decoded
-from fedssl.data.own.decoding import LARGEST_GREY, SHOWN, Decoding
+from fedssl.data.own.decoding import LARGEST_GREY, SHOWN, Decoding, Resampling
 from fedssl.data.own.folder import Files, find_in_folder
 from fedssl.data.own.found import Found, Part, Sample, by_number, printable, shortened
 from fedssl.data.own.hugging_face import BY_NAME, find_in_dataset, is_saved_dataset
@@ -92,7 +92,8 @@ def folder(
     *,
     path: Place = "",  # a folder or file of any layout
     layout: Annotated[str, LAYOUTS] = "auto",  # detected; silos must be said
-    image_size: Count = 64,  # the middle square, resized (bilinear, antialiased); the right size keeps its bits
+    image_size: Count = 64,  # the middle square, resized; auto: as the weights to start from
+    resampling: Resampling = "bilinear",  # or bicubic, antialiased; auto, the default with init.encoder: as its weights
     channels: Count = 3,  # grey becomes three equal channels; 1: colour becomes grey; others: arrays, no jitter
     fit: Literal["crop", "stretch"] = "crop",  # stretch: the whole image, out of proportion
     white: Grey = LARGEST_GREY,  # this value of 16-bit grey becomes 255; 12-bit sensors: 4095
@@ -109,7 +110,8 @@ def folder(
     """Your own images: a folder, silos, an array, a manifest or a Hugging Face dataset; decoded once."""
     _need_readers(eval_train, eval_test)
     columns = {"image": image_column, "label": label_column, "client": client_column}
-    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=strict, progress=progress)
+    decoding = Decoding(image_size, channels, fit, white, resampling=resampling)
+    reader = _Reader(decoding=decoding, strict=strict, progress=progress)
     content = reader.find(path, "data.path", layout, columns, labels)
     if test_fraction and eval_test:
         raise FedsslError("data.test_fraction: there are test images already, in data.eval_test: set it to 0")
@@ -164,6 +166,7 @@ def sites(
     progress: Progress = silent,
     *,
     image_size: Count = 64,
+    resampling: Resampling = "bilinear",
     channels: Count = 3,
     fit: Literal["crop", "stretch"] = "crop",
     white: Grey = LARGEST_GREY,
@@ -174,7 +177,8 @@ def sites(
     if bool(eval_train) != bool(eval_test):
         raise FedsslError("data.eval_train, data.eval_test: the server has no other images: give both, or none")
     _need_readers(eval_train, eval_test)
-    reader = _Reader(decoding=Decoding(image_size, channels, fit, white), strict=False, progress=progress)
+    decoding = Decoding(image_size, channels, fit, white, resampling=resampling)
+    reader = _Reader(decoding=decoding, strict=False, progress=progress)
     nowhere = Found("", [], Files([]))
     learn = reader.read_evaluation(nowhere, "eval_train", eval_train, {})
     test = reader.read_evaluation(nowhere, "eval_test", eval_test, {})

@@ -1,5 +1,7 @@
 """The labelled images of an evaluation: the run's own, or those of another dataset; labels that must be unseen are."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from fedssl.core.errors import FedsslError
@@ -7,11 +9,13 @@ from fedssl.data.dataset import Dataset, Images, fingerprint, where
 from fedssl.data.holdout import choose_labelled
 from fedssl.data.partition import IntArray
 from fedssl.encoders.evaluate.request import Request
+from fedssl.encoders.trained import decoding_of
 from fedssl.evaluation.context import LabelledData
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.config.resolve import choice
-from fedssl.experiment.config.schema import Choice
+from fedssl.experiment.config.schema import Choice, Raw
 from fedssl.experiment.finished_run import FinishedRun
+from fedssl.experiment.records.encoder_file import read_encoder
 
 
 def find_data(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
@@ -52,13 +56,13 @@ def _labelled(chosen: Choice, dataset: Dataset, place: str) -> tuple[Images, Ima
     if where(chosen.factory) == "here":
         raise FedsslError(
             f"{place}: no accuracy can be given without labelled test images: name some with --data folder --set "
-            "path=TRAIN --set eval_test=TEST and the run's image_size"
+            "path=TRAIN --set eval_test=TEST"
         )
     raise FedsslError(f"{dataset.name}: the dataset has no labels: evaluation needs labelled images")
 
 
 def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
-    chosen = choice("data", {"name": request.data, **request.data_settings})
+    chosen = choice("data", {"name": request.data, **_as_in_run(run, request), **request.data_settings})
     dataset, own = build_dataset(chosen), run.dataset.train
     train, test = _labelled(chosen, dataset, f"--data {dataset.name}")
     for images in (train, test):
@@ -77,6 +81,11 @@ def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
         return _chosen(run, chosen, train, fraction)
 
     return chosen, LabelledData(dataset.name, train, test, labelled)
+
+
+def _as_in_run(run: FinishedRun, request: Request) -> Raw:
+    """Files are brought to the run's size in the run's way, unless the request says otherwise."""
+    return asdict(decoding_of(run, read_encoder(run.folder.encoder).about)) if request.data == "folder" else {}
 
 
 def _chosen(run: FinishedRun, data: Choice, images: Images, fraction: float) -> IntArray:

@@ -104,7 +104,7 @@ def timm_config(about: About) -> dict[str, Any]:
     pretrained = {
         "input_size": shape,
         "fixed_input_size": "img_size" in model.arguments,
-        "interpolation": "bilinear",
+        "interpolation": about.get("resampling", "bilinear"),
         "crop_pct": 1.0,
         "mean": inside.get("mean", [0.0] * shape[0]),
         "std": inside.get("std", [1.0] * shape[0]),

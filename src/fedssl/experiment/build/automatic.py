@@ -1,11 +1,12 @@
-"""Settings that a config leaves to the number of images ("auto"): batch size, learning rate and rounds."""
+"""Settings that a config leaves ("auto") to the number of images, or to the weights that it starts from."""
 
 import statistics
 from collections.abc import Sequence
 
 from fedssl.core.progress import Progress
 from fedssl.experiment.build.data import build_dataset, build_partition
-from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.build.networks import input_of_start
+from fedssl.experiment.config.schema import BY_WEIGHTS, Config, Raw
 
 IMAGES = 250_000  # to train on in all: ten minutes of two cores for the small network at 64 x 64
 ROUNDS = (20, 200)
@@ -16,13 +17,27 @@ LR_PER_IMAGE = 0.1 / 64
 
 def fitted(config: Config, progress: Progress) -> tuple[Config, str]:
     """The config with numbers where it says "auto", and in words what was chosen; "" when nothing was."""
+    config, like = like_start(config)
     if not config.automatic:
-        return config, ""
+        return config, like
     sizes = build_partition(config, build_dataset(config.data, progress)).sizes()
     chosen = chosen_values(sizes, config)
     text = ", ".join(f"{path} = {value:g}" for path, value in chosen.items())
-    said = f"for {sum(sizes)} images at {len(sizes)} clients: {text} (set them to choose otherwise)"
+    said = f"{like}; " if like else ""
+    said += f"for {sum(sizes)} images at {len(sizes)} clients: {text} (set them to choose otherwise)"
     return config.with_chosen(chosen), said
+
+
+def like_start(config: Config) -> tuple[Config, str]:
+    """With size and resampling of the weights to start from where the config leaves them to those, and in words."""
+    left = [path for path in BY_WEIGHTS if path in config.automatic]
+    if not left:
+        return config, ""
+    known = input_of_start(config)
+    chosen = {path: (config.data.settings | known)[path.removeprefix("data.")] for path in left}
+    text = ", ".join(f"{path} = {value}" for path, value in chosen.items())
+    whose = "as the weights to start from" if known else "no weights say otherwise"
+    return config.with_chosen(chosen), f"{whose}: {text} (set them to choose otherwise)"
 
 
 def chosen_values(sizes: Sequence[int], config: Config) -> Raw:

@@ -13,14 +13,16 @@ from fedssl.core.seeding import global_stream
 from fedssl.core.weights import Weights
 from fedssl.data.augmentation.recipes import Recipe
 from fedssl.data.dataset import Dataset
+from fedssl.data.own.decoding import RESAMPLING
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import choose_public_images
-from fedssl.experiment.config.schema import Config, Init
+from fedssl.experiment.config.schema import Config, Init, Raw
+from fedssl.experiment.records.encoder_facts import EncoderFacts
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.methods.base import SiameseMethod
-from fedssl.networks.backbones import Input, feature_size, find_backbone
+from fedssl.networks.backbones import BACKBONES, Input, feature_size, find_backbone
 from fedssl.networks.heads import HeadSizes
-from fedssl.networks.libraries import is_published, published_weights
+from fedssl.networks.libraries import is_published, published_input, published_weights
 from fedssl.networks.weight_files import WeightFile, file_sha256, find_weight_file, load_backbone
 
 
@@ -50,6 +52,21 @@ def _start_from(init: Init, backbone: nn.Module) -> None:
         load_backbone(backbone, file, init.skip, "init.skip")
     except FedsslError as error:
         raise type(error)(f"init.encoder: {error}") from None
+
+
+def input_of_start(config: Config) -> Raw:
+    """As settings of [data]: the images of the weights to start from, as far as their file or their library says."""
+    start, network = config.init.encoder, config.network.name
+    file = read_encoder(start) if start and not is_published(start) else None
+    if file and file.about:  # fedssl's own
+        facts = EncoderFacts.of(file)
+        known: Raw = {"size": facts.image_size, "interpolation": facts.resampling}
+    else:
+        named = next((name for name in (start, network) if name in BACKBONES and is_published(name)), "")
+        known = published_input(named) if start and named else {}
+    size, resampling = known.get("size"), known.get("interpolation")
+    square = {"image_size": size[0]} if size and size[0] == size[1] else {}
+    return square | ({"resampling": resampling} if resampling in RESAMPLING else {})
 
 
 @lru_cache(maxsize=1)

@@ -60,7 +60,8 @@ def build(config: Config, progress: Progress = silent) -> Parts:
         (height, width), size = dataset.train.image_size, origin.published_input["size"] or ["?"]
         parts.remarks.append(
             f"weights that {origin.library} publishes for {origin.model} saw images of {size[0]} pixels, "
-            f"{origin.published_input['interpolation']}; these are {height} x {width}, bilinear"
+            f"{origin.published_input['interpolation']}; these are {height} x {width}, "
+            f"{config.data.settings.get('resampling', 'not resampled')}"
         )
     public = parts.client.method.public
     if public is not None:

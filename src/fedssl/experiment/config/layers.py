@@ -11,7 +11,7 @@ from fedssl.core.errors import FedsslError
 from fedssl.core.registry import AllowCode, Typed, unknown
 from fedssl.experiment.config.preset_files import preset_names, read_preset
 from fedssl.experiment.config.resolve import known_settings, resolve
-from fedssl.experiment.config.schema import Config, Raw
+from fedssl.experiment.config.schema import DEFAULTS, Config, Raw
 from fedssl.networks.backbones import BACKBONES
 from fedssl.networks.libraries import is_published
 
@@ -19,7 +19,7 @@ from fedssl.networks.libraries import is_published
 def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
     """The tables of PRESET, PRESET+ALGORITHM or a TOML file, with overrides such as {"update_rule.tau": 0.5} on top."""
     raw = _load_file(Path(name)) if name.endswith(".toml") else _load_preset(name)
-    return _with_pretrained(_merged(raw, _nested(overrides or {})))
+    return _with_resampling(_with_pretrained(_merged(raw, _nested(overrides or {}))))
 
 
 def _with_pretrained(raw: Raw) -> Raw:
@@ -42,6 +42,16 @@ def _with_pretrained(raw: Raw) -> Raw:
     if init.get("encoder"):
         raise FedsslError("network.pretrained: init.encoder says where weights start from already: give one of the two")
     return raw | {"network": rest, "init": {**init, "encoder": name if given is True else given}}
+
+
+def _with_resampling(raw: Raw) -> Raw:
+    """A new start from weights resamples as they did; a run's own config names their checksum, and says how it did."""
+    init, data = raw.get("init"), raw.get("data", {})
+    if not isinstance(init, dict) or not init.get("encoder") or init.get("sha256") or not isinstance(data, dict):
+        return raw
+    if "resampling" not in (known_settings("data", data.get("name", DEFAULTS["data"])) or ()):
+        return raw
+    return raw | {"data": {"resampling": "auto", **data}}
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:

@@ -97,6 +97,9 @@ def _is_automatic(raw: Raw, path: str) -> bool:
     place = raw.get(table) if table else raw
     if not isinstance(place, dict) or place.get(key) != "auto":
         return False
+    known = known_settings(table, place.get("name", DEFAULTS.get(table)))
+    if known is not None and key not in known:
+        return False  # an error, as with any other value
     del place[key]
     return True
 

@@ -180,17 +180,25 @@ class Config:
     flower: Flower
     # Code that may be imported to build all this: what a person typed or allowed; no setting, no file gives it.
     allow_code: tuple[str, ...] = field(default=(), compare=False)
-    automatic: tuple[str, ...] = ()  # of AUTOMATIC: those that are still to be chosen by the number of images
+    automatic: tuple[str, ...] = ()  # of AUTOMATIC: those that are still to be chosen
 
     @property
     def uploads(self) -> Uploads:
         return Uploads(**self.aggregation.settings_for(Uploads))
 
     def with_chosen(self, values: Raw) -> "Config":
-        """With numbers for what was "auto"; `values` has them by path."""
-        training = {path.removeprefix("local_training."): value for path, value in values.items() if "." in path}
-        run = self.run.model_copy(update={path: value for path, value in values.items() if "." not in path})
-        return replace(self, run=run, local_training=replace(self.local_training, **training), automatic=())
+        """With values for what was "auto", by path."""
+        tables: dict[str, Raw] = {"": {}, "local_training": {}, "data": {}}
+        for path, value in values.items():
+            table, _, key = path.rpartition(".")
+            tables[table][key] = value
+        return replace(
+            self,
+            run=self.run.model_copy(update=tables[""]),
+            local_training=replace(self.local_training, **tables["local_training"]),
+            data=replace(self.data, settings=self.data.settings | tables["data"]),
+            automatic=tuple(path for path in self.automatic if path not in values),
+        )
 
     def as_raw(self) -> Raw:
         raw = self.run.model_dump()
@@ -243,4 +251,7 @@ MODELS: dict[str, type[BaseModel]] = {
 }
 
 TABLES = (*CHOICES, *MODELS, "local_training")
-AUTOMATIC = ("rounds", "local_training.batch_size", "local_training.lr")  # may be "auto"
+# Settings that may be "auto": those that the number of images decides, and those that the weights to start from do.
+BY_IMAGES = ("rounds", "local_training.batch_size", "local_training.lr")
+BY_WEIGHTS = ("data.image_size", "data.resampling")
+AUTOMATIC = (*BY_IMAGES, *BY_WEIGHTS)

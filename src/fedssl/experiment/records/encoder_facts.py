@@ -8,6 +8,7 @@ from torch import nn
 
 from fedssl.core.errors import FedsslError, reason
 from fedssl.core.registry import AllowCode
+from fedssl.data.own.decoding import Resampling
 from fedssl.experiment.config.resolve import network_settings
 from fedssl.networks.backbones import BACKBONES, find_backbone
 from fedssl.networks.weight_files import WeightFile
@@ -26,6 +27,7 @@ class DecodingFacts(BaseModel):
     channels: Channels
     fit: Literal["crop", "stretch"] = "crop"
     white: Annotated[int, Field(ge=1, le=2**16 - 1)] = 2**16 - 1
+    resampling: Resampling = "bilinear"
 
 
 class EncoderFacts(BaseModel):
@@ -36,6 +38,7 @@ class EncoderFacts(BaseModel):
     channels: Channels
     image_size: Annotated[list[Side], Field(min_length=2, max_length=2)]
     feature_size: Annotated[int, Field(ge=1, le=2**20)]
+    resampling: Resampling = "bilinear"
     decoding: DecodingFacts | None = None
 
     @classmethod

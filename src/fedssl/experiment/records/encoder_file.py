@@ -42,8 +42,8 @@ def _check_images(images: Tensor, shape: Sequence[int]) -> None:
     given, wanted = (" x ".join(map(str, sizes)) for sizes in (images.shape, ("N", *shape)))
     if images.ndim != 4 or list(images.shape[1:]) != list(shape):
         raise FedsslError(
-            f"images: of shape {given}, this encoder takes {wanted}: bring them to that size (bilinear, antialiased), "
-            "or let `fedssl embed` or fedssl.encoders.sklearn.Encoder do it"
+            f"images: of shape {given}, this encoder takes {wanted}: bring them to that size, or "
+            "let `fedssl embed` or fedssl.encoders.sklearn.Encoder do it"
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise FedsslError(f"images: {images.dtype}: give uint8, or floats from 0 to 1")

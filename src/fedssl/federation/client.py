@@ -102,7 +102,7 @@ class Client:
 
     @property
     def adds_noise(self) -> bool:
-        return self.privacy is not None and self.privacy.placement != "central"
+        return self.privacy is not None and self.privacy.at_clients
 
     def needed_numbers(self) -> tuple[str, ...]:
         """What every reply of this run tells, so that the server may count on it.

@@ -1,4 +1,5 @@
 import io
+import re
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.progress.views import LiveView, PlainView, make_view
 from fedssl.experiment.records import environment
 from fedssl.experiment.records.environment import describe_environment
+from fedssl.federation.model_communication import UPDATE_RULES
 
 
 def record(number, **clients):
@@ -31,6 +33,21 @@ def test_warns_once_when_mu_has_been_one_for_five_rounds():
     found = [warnings.check(record(number, mu=1.0)) for number in range(1, 9)]
     assert [len(texts) for texts in found] == [0, 0, 0, 0, 1, 0, 0, 0]
     assert "client 0: mu has been 1 for 5 rounds" in found[4][0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "remedy"),
+    [
+        ("fedema", r" \(smaller update_rule\.tau or scale, or between = 'before-after'\)"),
+        ("constant-mu", r" \(smaller update_rule\.mu_encoder\)"),
+        ("replace", ""),
+    ],
+)
+def test_what_helps_a_deaf_client_is_said_by_the_rule(rule, remedy):
+    warnings = RunWarnings(str, if_deaf=UPDATE_RULES[rule].if_deaf)
+    texts = [text for number in range(1, 6) for text in warnings.check(record(number, mu=1.0))]
+    assert len(texts) == 1
+    assert re.search(rf"it ignores the global model{remedy}$", texts[0])
 
 
 def test_a_round_below_one_starts_the_count_again():

@@ -177,6 +177,6 @@ class _Evaluation:
         chosen = self.request.batchnorm
         if chosen is None:
             chosen = "both" if protocol.frozen else "running"
-            if self.run.config.uploads.batchnorm != "average":
-                chosen = "reestimated"  # the global encoder has no statistics of its own
+            if not self.run.config.uploads.shares_statistics:
+                chosen = "reestimated"
         return ("running", "reestimated") if chosen == "both" else (chosen,)

@@ -83,11 +83,11 @@ def test_a_process_that_dies_or_fails_is_the_clients_failure_and_no_hang(method,
 
 
 def test_a_time_limit_ends_all_processes():
-    def late(*counts):
+    def late(*counts, images):
         raise ClientError("timeout", "step 1")
 
     with pytest.raises(ClientError, match="step 1"):
-        train_on_devices(made(Sleeps), make_images(64).pixels, Recipe(), TWO, 0.05, 3, on_step=late)
+        train_on_devices(made(Sleeps), make_images(64).pixels, Recipe(), TWO, 0.05, 3, progress=late)
 
 
 def test_a_run_on_two_devices_and_what_is_refused(tmp_path):

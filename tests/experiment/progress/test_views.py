@@ -72,7 +72,7 @@ def test_plain_lines(capsys):
     with PlainView() as view:
         view.start("a run", 2, 10, 0)
         view.round_finished({"round": 0, "clients": [], "knn": 0.1})
-        view.step(0, 1, 5, 8)
+        view.progress("training", 1, 5, client=0, images=8)
         view.round_finished(record(1))
         view.round_finished(record(2))
     lines = capsys.readouterr().out.splitlines()
@@ -96,8 +96,8 @@ def test_live_view_shows_round_client_speed_and_time_left():
     screen = io.StringIO()
     with LiveView(Console(file=screen, force_terminal=True, width=160)) as view:
         view.start("a run", 2, 4, 0)
-        view.step(3, 1, 2, 8)
-        view.step(3, 2, 2, 16)
+        view.progress("training", 1, 2, client=3, images=8)
+        view.progress("training", 2, 2, client=3, images=16)
         view.bars.refresh()
         view.progress("features", 5, 9)
         view.bars.refresh()
@@ -224,7 +224,7 @@ def test_live_view_shows_who_is_awaited_and_then_goes_on():
         for text in ("waiting for [b]: 1 s", "waiting for [b]: 2 s"):
             view.waiting(text)
             assert view.bars.tasks[-1].description == text
-        view.step(0, 1, 2, 8)
+        view.progress("training", 1, 2, client=0, images=8)
         assert [task.description for task in view.bars.tasks] == ["round 1/2", "client 0"]
 
 

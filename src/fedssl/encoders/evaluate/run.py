@@ -96,8 +96,8 @@ class _Evaluation:
     def _measure(
         self, subject: Subject, context: Context, name: str, protocol: Protocol, seed: int
     ) -> Iterator[Result]:
-        def progress(text: str, done: int, total: int | None) -> None:
-            self.view.progress(f"{context.title}: {text}, seed {seed}", done, total)
+        def progress(text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+            self.view.progress(f"{context.title}: {text}, seed {seed}", done, total, client, images)
 
         predictions = protocol.predict(context, seed, progress)
         about = {

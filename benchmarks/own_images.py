@@ -51,8 +51,8 @@ settings = {
 }
 from fedssl.experiment.progress.views import QuietView
 class View(QuietView):
-    def preparing(self, text, done, total):
-        if done == total:
+    def progress(self, text, done, total, client=None, images=0):
+        if client is None and done == total:
             print(f"  {text}, {done:,}: done after {time.perf_counter() - started:.0f} s", flush=True)
     def start(self, title, rounds, steps, done):
         print(f"  training begins after {time.perf_counter() - started:.1f} s", flush=True)

@@ -184,37 +184,41 @@ def test_the_roster_command_and_the_fingerprint_that_a_site_says(place, tmp_path
 
 
 class FailingNode:
-    """Every look at whether it has ended brings another line of its site's log."""
+    """Every look at whether it has ended brings another text to its site's log; after the last one it has."""
 
-    def __init__(self, log, *codes):
-        self.log, self.codes = log, iter(codes)
+    def __init__(self, log, *texts):
+        self.log, self.texts = log, list(texts)
 
     @property
     def ended(self):
-        line = {"client_id": 0, "round_number": 3, "code": next(self.codes), "detail": "why"}
+        if not self.texts:
+            return True
         with self.log.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(self.texts.pop(0) + "\n")
         return False
 
     def output(self):
         return "SuperNode ID:"
 
 
+def failure(code, detail):
+    return json.dumps({"client_id": 0, "round_number": 3, "code": code, "detail": detail})
+
+
 def test_what_goes_wrong_at_a_site_is_said_there_and_a_forged_key_stops_it(tmp_path):
     said, log = [], tmp_path / "failures.jsonl"
     site = Site(name="north", server="127.0.0.1:1", state=tmp_path)
     log.write_text("of an earlier day\n")
+    node = FailingNode(log, failure("refused", "why"), failure("untrusted", "why"))
     patience = site_module.Patience(10.0, said.append)
     with pytest.raises(FedsslError, match=r"^north: round 3: untrusted: why; the site stops"):
-        site_module._follow(FailingNode(log, "refused", "untrusted"), site, said.append, patience, "")
+        site_module._follow(node, site, said.append, patience, "")
     assert said == ["warning: north: round 3: refused: why", "north: connected to 127.0.0.1:1"]
 
 
 def test_a_text_of_the_server_does_not_steer_the_terminal_and_half_a_line_ends_nothing(tmp_path):
-    said, log = [], tmp_path / "failures.jsonl"
-    failures = site_module._Failures(log)
-    whole = {"round_number": 3, "code": "refused", "detail": "a\x1b[2J: unknown key"}
-    log.write_text('{"round_num' + json.dumps(whole) + "\n[]\n" + json.dumps(whole) + "\n")
-    for failure in failures.new():
-        site_module._tell(Site(name="north", server="127.0.0.1:1", state=tmp_path), failure, said.append)
-    assert said == [r"warning: north: round 3: refused: a\x1b[2J: unknown key"]
+    said, whole = [], failure("refused", "a\x1b[2J: unknown key")
+    node = FailingNode(tmp_path / "failures.jsonl", '{"round_num' + whole, "[]", whole)
+    site = Site(name="north", server="127.0.0.1:1", state=tmp_path)
+    site_module._follow(node, site, said.append, site_module.Patience(10.0, said.append), "")
+    assert said[1:] == [r"warning: north: round 3: refused: a\x1b[2J: unknown key"]

@@ -138,6 +138,7 @@ def test_a_confusion_matrix_by_hand():
         ({"lr": 0}, "--lr: 0 is not above 0"),
         ({"test_fraction": 1.0}, "--test-fraction: 1 is not"),
         ({"formats": ("timm",)}, "a classifier is written as safetensors or onnx, not as timm"),
+        ({"formats": ("onx",)}, r"--to: there is no 'onx' \(did you mean 'onnx'\?\)"),
     ],
 )
 def test_bad_numbers_are_refused(settings, message):

@@ -326,8 +326,8 @@ class Recorder(QuietView):
         self.total = steps
         self.lines.append(title)
 
-    def step(self, client_id, done, total, images):
-        self.steps += 1
+    def progress(self, text, done, total, client=None, images=0):
+        self.steps += client is not None
 
     def say(self, text):
         self.lines.append(text)

@@ -39,7 +39,7 @@ class Recorder(QuietView):
     def __init__(self):
         self.lines, self.prepared = [], []
 
-    def progress(self, text, done, total):
+    def progress(self, text, done, total, client=None, images=0):
         if text in ("decoding images", "reading them back"):
             self.prepared.append((text, done, total))
 

@@ -23,8 +23,8 @@ class Stops(QuietView):
     def __init__(self, after=None):
         self.after, self.lines, self.steps = after, [], 0
 
-    def step(self, client_id, done, total, images):
-        self.steps += 1
+    def progress(self, text, done, total, client=None, images=0):
+        self.steps += client is not None
 
     def round_finished(self, record):
         if record["round"] == self.after:

@@ -27,9 +27,9 @@ LOGS = ("failures.jsonl", "profile.jsonl", "evaluation.jsonl")
 
 
 class FailsOnce(Stops):
-    def step(self, client_id, done, total, images):
-        super().step(client_id, done, total, images)
-        if self.steps == 1:
+    def progress(self, text, done, total, client=None, images=0):
+        super().progress(text, done, total, client, images)
+        if client is not None and self.steps == 1:
             raise RuntimeError("once")
 
 

@@ -84,11 +84,11 @@ def test_a_process_that_dies_or_fails_is_the_clients_failure_and_no_hang(method,
 
 
 def test_a_time_limit_ends_all_processes():
-    def late(*counts):
+    def late(*counts, images):
         raise ClientError("timeout", "step 1")
 
     with pytest.raises(ClientError, match="step 1"):
-        train(partial(train_on_devices, on_step=late), made(Sleeps), TWO, images=64)
+        train(partial(train_on_devices, progress=late), made(Sleeps), TWO, images=64)
 
 
 def test_a_run_on_two_devices_and_what_is_refused(tmp_path):

@@ -149,7 +149,7 @@ def test_a_client_with_a_damaged_state_may_start_over_from_the_global_model(tmp_
 
 def test_a_straggler_is_left_behind(tmp_path):
     federation = Federation(tmp_path)
-    slow = lambda client_id, done, total, images: time.sleep(0.05 if client_id == 2 else 0)  # noqa: E731
+    slow = lambda text, done, total, client, images: time.sleep(0.05 if client == 2 else 0)  # noqa: E731
     federation.run_tasks = InProcessEngine(federation.client, federation.store, slow, 600.0).run_tasks
     assert federation.round().failures == []
     task = make_task(federation.server, federation.state, 2)

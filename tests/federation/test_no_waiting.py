@@ -21,7 +21,7 @@ def test_no_value_is_asked_for_inside_an_epoch(name, settings):
     method = METHODS[name](backbone, backbone(torch.zeros(2, 3, 16, 16)).shape[1], HeadSizes(16, 8))
     traced = []
 
-    def on_step(done, total, images):
+    def progress(text, done, total, images):
         """The second step begins and ends the trace: the first warms up, the last is reported."""
         if done == 1:
             traced.append(profile(activities=[ProfilerActivity.CPU]))
@@ -30,7 +30,7 @@ def test_no_value_is_asked_for_inside_an_epoch(name, settings):
             traced[0].__exit__(None, None, None)
 
     training = LocalTraining(epochs=1, batch_size=8, **settings)
-    train_locally(method, PIXELS, RECIPES["dino"](), training, 0.1, 0, on_step)
+    train_locally(method, PIXELS, RECIPES["dino"](), training, 0.1, 0, progress)
     names = {event.key for event in traced[0].key_averages()}
     assert "aten::convolution" in names or "aten::conv2d" in names
     assert not names & WAITS

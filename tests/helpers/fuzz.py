@@ -38,8 +38,8 @@ class Disturbed(Stops):
         self.round = record["round"]
         super().round_finished(record)
 
-    def step(self, client_id, done, total, images):
-        if getattr(self, "round", 0) == 0 and not getattr(self, "failed", False):
+    def progress(self, text, done, total, client=None, images=0):
+        if client is not None and getattr(self, "round", 0) == 0 and not getattr(self, "failed", False):
             self.failed = True
             raise RuntimeError("disturbed")
 
@@ -286,8 +286,9 @@ class Prepares(Stops):
         super().__init__()
         self.prepared = []
 
-    def progress(self, text, done, total):
-        self.prepared.append(text)
+    def progress(self, text, done, total, client=None, images=0):
+        super().progress(text, done, total, client, images)
+        self.prepared += [text] if client is None else []
 
 
 def fuzz(count, seed, scratch, say=lambda text: None):

@@ -159,7 +159,7 @@ def test_sizes(count, text):
         ("config.toml", "rounds = 3", r"config\.toml: not the config of a run \(no table \[method\]\)"),
         ("config.toml", None, r"not a run folder \(config\.toml is missing\)"),
         ("environment.json", b"\xff\xfe", r"environment\.json: damaged, not UTF-8"),
-        ("rounds.jsonl", b"\xff\xfe", r"rounds\.jsonl: cannot be read"),
+        ("rounds.jsonl", b"\xff\xfe", r"rounds\.jsonl, line 1: damaged"),
     ],
 )
 def test_damage_is_one_line_that_names_the_file(tmp_path, name, content, message):

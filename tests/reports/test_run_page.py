@@ -38,8 +38,9 @@ def runs(tmp_path_factory):
     load("smoke+standalone", SETTINGS | {"rounds": 2}).run(folder / "alone")
 
     class Impatient(QuietView):
-        def step(self, *details):
-            raise KeyboardInterrupt
+        def progress(self, text, done, total, client=None, images=0):
+            if client is not None:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         load("smoke", SETTINGS).run(folder / "stopped", Impatient())

@@ -58,7 +58,8 @@ def client(
     min_noise: Annotated[float | None, typer.Option(help="the least privacy.noise_multiplier")] = None,
     max_clip: Annotated[float | None, typer.Option(help="the largest privacy.clip_norm")] = None,
     allow_features: Annotated[
-        bool | None, typer.Option("--allow-features", help="also methods that send features of images (fedca)")
+        bool | None,
+        typer.Option("--allow-features", help="also those of `fedssl methods` that send features of images"),
     ] = None,
     no_evaluation: Annotated[
         bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")

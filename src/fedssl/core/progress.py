@@ -8,11 +8,14 @@ Say = Callable[[str], None]
 
 
 class Progress(Protocol):
-    def __call__(self, text: str, done: int, total: int | None) -> None:
-        """`done` bytes or images of `total` (None: not known) of what `text` says."""
+    def __call__(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        """`done` bytes, images or steps of `total` (None: not known) of what `text` says.
+
+        While a client trains, which one it is and how many images it has seen: counts only, nothing waits for a GPU.
+        """
 
 
-def silent(text: str, done: int, total: int | None) -> None:
+def silent(text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
     """Progress that nobody watches."""
 
 

@@ -33,8 +33,8 @@ def in_words(consent: Consent, config: Config) -> str:
 def leaves(config: Config) -> list[str]:
     """All that a site sends in a round, in words."""
     private = config.privacy.build()
-    noisy = private is not None and private.placement != "central"
-    kept = "" if config.uploads.batchnorm == "average" else f" (without BatchNorm: {config.uploads.batchnorm})"
+    noisy = private is not None and private.at_clients
+    kept = "" if config.uploads.shares_statistics else f" (without BatchNorm: {config.uploads.batchnorm})"
     change = ", shortened to clip_norm" if private else ""
     change += ", with noise from here" if noisy else ""
     change += ", masked: only the sum over the sites can be read" if config.uploads.secure else ""

@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import append_line
+from fedssl.core.lines import whole_tables
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import Failure, TrainResult
 
@@ -77,11 +78,8 @@ def _read(line: bytes) -> Line | None:
     text, _, digest = line.rpartition(b', "sha256": "')
     if hashlib.sha256(text).hexdigest() + '"}' != digest.decode(errors="replace"):
         return None
-    try:
-        content: Line = json.loads(line)
-    except ValueError:
-        return None
-    return content if content.keys() >= {"time", "event", "previous"} else None
+    content = whole_tables([line])
+    return content[0] if content and content[0].keys() >= {"time", "event", "previous"} else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from fedssl.experiment.config.texts import flatten
 from fedssl.experiment.resume import changes
 from fedssl.federation.privacy.mechanism import ClientDP
 
-NOISE_BEFORE = {"distributed": ("distributed", "local"), "local": ("local",)}  # what a site may insist on
 PINNED = "settings"
 # The largest whole numbers that a server may ask for, by setting or by table, where the policy says nothing: far
 # beyond every real run, and short of what makes a machine stand still.
@@ -64,7 +63,7 @@ def check_settings(config: Config, policy: Policy) -> None:
 def _check_privacy(privacy: ClientDP | None, policy: Policy) -> None:
     if privacy is None:
         raise FedsslError("privacy.name: the server asks for weights as they are, this site asks for 'client-dp'")
-    if policy.require_privacy in NOISE_BEFORE and privacy.placement not in NOISE_BEFORE[policy.require_privacy]:
+    if not privacy.hides(policy.require_privacy):
         needed = policy.require_privacy
         raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {needed!r}")
     if privacy.noise_seed != "secret":

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from fedssl.core.checksums import signed_json
 from fedssl.core.errors import DamagedError, FedsslError, RoundError, StorageError
 from fedssl.core.files import write_atomically
+from fedssl.core.lines import Tail
 from fedssl.core.progress import Say
 from fedssl.deployment import APP
 from fedssl.deployment.certificates import ServerCertificate, check_server_certificate, days_left, open_key
@@ -134,7 +135,7 @@ class _Server:
 
     def __init__(self, deployment: Deployment, say: Say) -> None:
         self.deployment, self.say, self.home = deployment, say, deployment.home
-        self.shown = self._size()
+        self.shown = Tail(self.home / PROGRESS, from_end=True)
         self.restarts, self.rounds = 0, -1
 
     def run(self) -> dict[str, Any]:
@@ -207,23 +208,12 @@ class _Server:
     def _show(self) -> None:
         """What the app wrote since, and the error that it ended with, if any."""
         failed = (self.home / ERROR).exists()  # looked at first: what was written before it is shown
-        path = self.home / PROGRESS
-        if self._size() > self.shown:
-            with path.open("rb") as file:
-                file.seek(self.shown)
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self.shown += len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                self.say(line)
+        for line in self.shown.new():
+            self.say(line.decode(errors="replace"))
         if failed:
             what = read_json(self.home / ERROR)
             kinds = {kind.exit_code: kind for kind in (FedsslError, DamagedError, RoundError, StorageError)}
             raise kinds.get(what.get("exit_code", 2), FedsslError)(str(what.get("error")))
-
-    def _size(self) -> int:
-        path = self.home / PROGRESS
-        return path.stat().st_size if path.exists() else 0
 
     def _count_restart(self, why: str) -> None:
         done = len(RunFolder(self.deployment.folder).written_rounds())

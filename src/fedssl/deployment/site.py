@@ -1,6 +1,5 @@
 """`fedssl client`: a node of Flower's at one site, supervised; it connects outwards only, and comes back by itself."""
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from fedssl.core.errors import FedsslError, printable
 from fedssl.core.extras import need
+from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.progress import Say
 from fedssl.deployment.certificates import open_key
 from fedssl.deployment.network import proxy_for
@@ -109,9 +109,9 @@ def take_part(site: Site, say: Say, wait: float) -> None:
 
 def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) -> None:
     """While the node lives; once the server took it, patience starts anew. `before`: why the last one ended."""
-    accepted, failures = False, _Failures(site.state / LOG)
+    accepted, log = False, Tail(site.state / LOG, from_end=True)
     while not node.ended:
-        for failure in failures.new():
+        for failure in whole_tables(log.new()):
             _tell(site, failure, say)
         if not accepted and ACCEPTED in node.output():
             accepted = True
@@ -121,32 +121,6 @@ def _follow(node: Child, site: Site, say: Say, patience: Patience, before: str) 
             time.sleep(0.5)
         else:
             patience.wait(f"{site.name}: connecting to {site.server}{before and f' again{before}'}", pause=0.5)
-
-
-class _Failures:
-    """What this site's app writes to its log while the node lives."""
-
-    def __init__(self, log: Path) -> None:
-        self.log, self.seen = log, log.stat().st_size if log.exists() else 0
-
-    def new(self) -> list[dict[str, Any]]:
-        if not self.log.exists() or self.log.stat().st_size == self.seen:
-            return []
-        with self.log.open("rb") as file:
-            file.seek(self.seen)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self.seen += len(whole)
-        return [failure for line in whole.splitlines() if (failure := _table(line))]
-
-
-def _table(line: bytes) -> dict[str, Any]:
-    """A line of the log; nothing where a full disk or a kill left half of one."""
-    try:
-        table = json.loads(line)
-    except ValueError:
-        return {}
-    return table if isinstance(table, dict) else {}
 
 
 def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:

@@ -22,6 +22,7 @@ from fedssl.core.errors import printable, reason
 from fedssl.core.memory import give_back
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.site_folder import Start
+from fedssl.experiment.progress.stopping import StopRequest
 from fedssl.federation.engines.flower.api import ClientApp, Context, ErrorCode, Message, RecordDict
 from fedssl.federation.worker_processes import die_with_the_parent
 
@@ -149,10 +150,9 @@ def _error(message: Message, code: int, reason: str) -> Message:
 def main() -> None:
     die_with_the_parent(signal.SIGTERM)
     os.umask(0o077)  # states and decoded images of this site are for its user alone
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the server is told that this node goes
     start = Start.from_text(sys.argv[1])
     try:
-        with connection(start) as connected:
+        with StopRequest(held_back=0), connection(start) as connected:  # stopped, it tells the server that it goes
             print(f"SuperNode ID: {connected[0]}")
             from fedssl.deployment import site_run  # noqa: F401 - once the server took it, before the first task
             from fedssl.deployment.apps import client_app

@@ -54,8 +54,8 @@ class Classifier(nn.Module):
         return [self.class_names[number] for number in self(images).argmax(dim=1).tolist()]
 
 
-def save_classifier(path: Path, classifier: Classifier) -> None:
-    path.write_bytes(weight_file(Weights.of(classifier).tensors(), classifier.about))
+def save_classifier(classifier: Classifier, folder: Path) -> None:
+    (folder / FILE).write_bytes(weight_file(Weights.of(classifier).tensors(), classifier.about))
 
 
 def load_classifier(place: str | Path, allow_code: AllowCode = ()) -> Classifier:

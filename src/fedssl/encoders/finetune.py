@@ -12,7 +12,6 @@ from torch import nn
 from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
-from fedssl.core.extras import need
 from fedssl.core.files import Place, new_folder
 from fedssl.core.progress import Progress, Say, silent, unheard
 from fedssl.core.registry import AllowCode
@@ -20,7 +19,7 @@ from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
 from fedssl.encoders.embed import refusal_lines
-from fedssl.encoders.export.programs import write_onnx
+from fedssl.encoders.export.formats import FORMATS
 from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encoder, permission
 from fedssl.evaluation.features import compute_features
@@ -63,11 +62,10 @@ class Request:
             raise FedsslError(f"--lr: {self.lr:g} is not above 0")
         if not 0 <= self.test_fraction < 1:
             raise FedsslError(f"--test-fraction: {self.test_fraction:g} is not from 0 to below 1")
-        unknown = [name for name in self.formats if name not in ("safetensors", "onnx")]
-        if unknown:
-            raise FedsslError(f"--to: a classifier is written as safetensors or onnx, not as {unknown[0]}")
-        if "onnx" in self.formats:
-            need("onnx", "--to onnx")
+        for name in self.formats:
+            if FORMATS.typed(name).write_classifier is None:
+                able = " or ".join(name for name, one in FORMATS.items() if one.write_classifier)
+                raise FedsslError(f"--to: a classifier is written as {able}, not as {name}")
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,17 @@ def fine_tune(
     (['cat', 'dog'], 12)
     """
     encoder = open_encoder(run, request.client, request.network, allow_code)
+    forms = [FORMATS.typed(name) for name in request.formats]
+    for form in forms:
+        form.check(encoder.about)
     dataset = _labelled(encoder, request, progress)
     if sites := _sites(run, dataset):
         say(f"warning: --data {request.data}: {sites}")
     with new_folder(Path(out)) as folder:
         model = _trained(encoder, dataset, request, progress)
         classifier = Classifier(model[0], model[1], _about(encoder, dataset, request)).to("cpu").eval()
-        save_classifier(folder / FILE, classifier)
-        if "onnx" in request.formats:
-            write_onnx(classifier, classifier.about, "probabilities", folder / "classifier.onnx")
+        for write in dict.fromkeys([save_classifier, *(form.write_classifier or save_classifier for form in forms)]):
+            write(classifier, folder)
         score = _write_results(folder, model, dataset, classifier, request)
     return FineTuned(Path(out), classifier, score=score, learnt_from=len(dataset.train), refused=dataset.refused)
 

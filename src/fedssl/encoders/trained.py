@@ -72,8 +72,7 @@ def trained_encoder(run: FinishedRun, client: Client = None, network: Network | 
     model, about = load_encoder_file(run.folder.encoder, run.allow_code)
     if client is None:
         about |= {"encoder": "global", "weights": _check_global(run, network)}
-        local = run.config.uploads.batchnorm != "average"  # then W_g has no statistics of its own
-        if local and batchnorm_layers(model.backbone):
+        if not run.config.uploads.shares_statistics and batchnorm_layers(model.backbone):
             seen = run.dataset.train.pixels[:SEEN]
             model.backbone = with_reestimated_batchnorm(model.backbone, seen)
             about["batchnorm"] = f"statistics estimated from {len(seen)} training images"

@@ -37,6 +37,7 @@ class Protocol(ABC):
 
     draws: ClassVar[bool] = True  # does anything depend on the seed?
     frozen: ClassVar[bool] = True  # does it look at fixed features only?
+    in_run: ClassVar[bool] = False  # does every run record it by itself?
 
     def adapted(self, **settings: Any) -> Self:
         """With those of these settings that it has; None leaves one as it is."""
@@ -58,6 +59,7 @@ class KNN(Protocol):
     temperature: float = 0.1
     features: FeatureKind = "backbone"
     draws: ClassVar[bool] = False
+    in_run: ClassVar[bool] = True
 
     def predict(self, context: Context, seed: int = 0, progress: Progress = silent) -> Predictions:  # noqa: ARG002
         train, test = context.features(self.features)
@@ -136,3 +138,8 @@ PROTOCOLS: Registry[dict[Variant, Protocol]] = Registry(
     },
     base=dict,
 )
+
+
+def in_run(name: str) -> bool:
+    """Whether a protocol of this name is ours and every run records it by itself."""
+    return name in PROTOCOLS and PROTOCOLS[name]["paper"].in_run

@@ -167,7 +167,7 @@ class OneByOne(Carrier):
     def open(self, run: Running) -> AbstractContextManager[Engine]:
         assert run.store is not None
         limit = run.config.failures.client_timeout
-        return nullcontext(InProcessEngine(run.parts.client, run.store, run.view.step, limit))
+        return nullcontext(InProcessEngine(run.parts.client, run.store, run.view.progress, limit))
 
 
 class SideBySide(Carrier):
@@ -182,7 +182,7 @@ class SideBySide(Carrier):
         workers, limit = run.config.run.workers, run.config.failures.client_timeout
         assert isinstance(workers, int)
         side, path = for_workers(run.config, run.folder.clients), run.folder.path
-        return ProcessEngine(side=side, folder=path, workers=workers, watch=run.view.step, time_limit=limit)
+        return ProcessEngine(side=side, folder=path, workers=workers, progress=run.view.progress, time_limit=limit)
 
 
 class Simulated(Carrier):

@@ -13,7 +13,7 @@ from fedssl.core.files import size_text
 from fedssl.core.memory import available_bytes, give_back, own_bytes
 from fedssl.core.weights import Weights
 from fedssl.experiment.build.parts import Parts
-from fedssl.experiment.config.schema import ENGINES, Config, Run
+from fedssl.experiment.config.schema import ENGINES, ENGINES_OF_AUTO, Config, Run
 from fedssl.federation.client import Client
 from fedssl.federation.engines.processes import ClientSide
 from fedssl.federation.local_training import train_locally
@@ -38,7 +38,7 @@ def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], Clie
     workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, sampled)
     if run.engine != "auto":
         return Choice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
-    together, separate = (run.model_copy(update={"engine": name}) for name in ("in-process", "processes"))
+    together, separate = (run.model_copy(update={"engine": name}) for name in ENGINES_OF_AUTO)
     separate = ENGINES[separate.engine]().complete(separate, workers)
     if workers < 2 or config.local_training.devices > 1:  # of which each client has them all
         return Choice(together)

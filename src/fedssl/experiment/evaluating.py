@@ -99,10 +99,10 @@ class Evaluator:
 
     def _one(self, weights: Weights, full: bool) -> Measured:
         weights.load_into(self.encoder)
-        foreign = self.config.uploads.batchnorm != "average"  # the global model then has no statistics of its own
         if full:
             return self.parts.monitor.full(self.encoder, self.view.progress)
-        return self.parts.monitor.quick(self.encoder, reestimate=foreign, progress=self.view.progress)
+        again = not self.config.uploads.shares_statistics
+        return self.parts.monitor.quick(self.encoder, reestimate=again, progress=self.view.progress)
 
 
 def encoder_weights(parts: Parts, state: ServerState) -> Weights:

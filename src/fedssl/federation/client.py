@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedssl.core.errors import DamagedError, StorageError
+from fedssl.core.progress import Progress, silent
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.core.weights import Weights, divergence, non_finite
 from fedssl.data.augmentation.recipes import Recipe
@@ -29,7 +30,6 @@ from fedssl.federation.messages import (
     GlobalWeights,
     Payload,
     Scalars,
-    StepWatcher,
     TrainResult,
     TrainTask,
 )
@@ -102,7 +102,7 @@ class Client:
 
     @property
     def adds_noise(self) -> bool:
-        return self.privacy is not None and self.privacy.placement != "central"
+        return self.privacy is not None and self.privacy.at_clients
 
     def needed_numbers(self) -> tuple[str, ...]:
         """What every reply of this run tells, so that the server may count on it.
@@ -143,7 +143,7 @@ class Client:
         return sum(part.num_bytes() for part in parts) + separate
 
     def train(
-        self, state: ClientState | None, task: TrainTask, watch: StepWatcher | None = None
+        self, state: ClientState | None, task: TrainTask, progress: Progress = silent
     ) -> tuple[ClientState, TrainResult]:
         """Update by the rule, train, and return the new state (stays here) and the result (goes to the server).
 
@@ -166,7 +166,7 @@ class Client:
             settings=self.training,
             lr=partial(self.training.learning_rate, task.round_number, self.rounds),
             seed=at.seed,
-            on_step=partial(watch, task.client_id) if watch else None,
+            progress=partial(progress, client=task.client_id),
             clock=self.clock,
             received=(at.encoder, at.predictor),
         )
@@ -291,7 +291,7 @@ def weights_of(method: SiameseMethod) -> ClientWeights:
     return ClientWeights(Weights.of(method.online_encoder), Weights.of(method.predictor), target)
 
 
-def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatcher | None = None) -> TrainResult:
+def handle(client: Client, store: ClientStore, task: TrainTask, progress: Progress = silent) -> TrainResult:
     """The only client-side path: load the generation the server accepted last, train, keep the new one beside it.
 
     Or look at the global encoder; or, where uploads are summed securely, answer a stage of the sum.
@@ -307,7 +307,7 @@ def handle(client: Client, store: ClientStore, task: TrainTask, watch: StepWatch
     with clock.part("state"):
         kept = store.find(task, settings)
     if kept is None:
-        state, result = client.train(last_state(client, store, task), task, watch)
+        state, result = client.train(last_state(client, store, task), task, progress)
         with clock.part("state"):
             kept = store.save(task, settings, state, result, client.sent.separate)
     return store.result(kept, client.sent, clock.taken())
@@ -331,17 +331,16 @@ def attempt(
     client: Client,
     store: ClientStore,
     task: TrainTask,
-    watch: StepWatcher | None = None,
+    progress: Progress = silent,
     time_limit: float | None = None,
 ) -> TrainResult | Failure:
     """`handle`, where whatever goes wrong at the client is a reply too; only a disk that refuses is not its fault."""
     deadline = None if time_limit is None else time.monotonic() + time_limit
 
-    def step(client_id: int, done: int, total: int, images: int) -> None:
+    def step(text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise ClientError("timeout", f"step {done} of {total} after more than {time_limit:g} s")
-        if watch:
-            watch(client_id, done, total, images)
+        progress(text, done, total, client, images)
 
     try:
         return handle(client, store, task, step)

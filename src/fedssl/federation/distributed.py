@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fedssl.core.errors import reason
+from fedssl.core.progress import Progress, silent
 from fedssl.core.stopwatch import Stopwatch
 from fedssl.data.dataset import Pixels
 from fedssl.federation.local_training import LocalTraining, TrainingReport, train_locally, training_mode
@@ -49,7 +50,7 @@ def train_on_devices(
     pixels: Pixels,
     settings: LocalTraining,
     *,
-    on_step: Callable[[int, int, int], None] | None = None,
+    progress: Progress = silent,
     clock: Stopwatch | None = None,
     **same: Any,
 ) -> TrainingReport:
@@ -59,7 +60,7 @@ def train_on_devices(
     with (clock or Stopwatch()).part("steps"), tempfile.TemporaryDirectory() as folder:
         job = (deepcopy(method).cpu(), training, settings.devices, Path(folder) / "meeting", torch.get_num_threads())
         with _processes(job, settings.devices, next(method.parameters()).device) as workers:
-            report, trained = _followed(workers, on_step)
+            report, trained = _followed(workers, progress)
     _take_over(method, trained)
     return report
 
@@ -83,9 +84,7 @@ def _processes(job: tuple[Any, ...], count: int, device: torch.device) -> Iterat
             process.join(GRACE)
 
 
-def _followed(
-    workers: dict[Connection, BaseProcess], on_step: Callable[[int, int, int], None] | None
-) -> tuple[TrainingReport, dict[str, Tensor]]:
+def _followed(workers: dict[Connection, BaseProcess], progress: Progress) -> tuple[TrainingReport, dict[str, Tensor]]:
     """Waits for what the first process sends at the end; every step is told, so that a time limit can end it."""
     deadline = time.monotonic() + START_LIMIT
     while True:
@@ -97,8 +96,8 @@ def _followed(
             if kind == "error":
                 raise _failure(_dead(workers) or content)
             deadline = time.monotonic() + QUIET_LIMIT
-            if on_step:
-                on_step(*content)
+            text, done, total, images = content
+            progress(text, done, total, images=images)
         if time.monotonic() > deadline:
             raise ClientError("timeout", "local_training.devices: a process waits for another one without an end")
 
@@ -149,7 +148,7 @@ def _work(
     try:
         _meet(rank, count, device, meeting)
         place = torch.device(device if device == "cpu" else f"cuda:{rank}")
-        tell = None if rank else lambda *counts: connection.send(("step", counts))
+        tell = silent if rank else lambda *counts, images: connection.send(("step", (*counts, images)))
         own = deepcopy(method).to(place)  # what came over may be memory that all processes share
         report = _train(own, training, tell, rank, count)
         if rank == 0:
@@ -171,7 +170,7 @@ def _meet(rank: int, count: int, device: str, meeting: Path) -> None:
 
 
 def _train(
-    method: SiameseMethod, training: dict[str, Any], tell: Callable[..., None] | None, rank: int, count: int
+    method: SiameseMethod, training: dict[str, Any], tell: Callable[..., None], rank: int, count: int
 ) -> TrainingReport:
     on_gpu = next(method.parameters()).is_cuda
     for encoder in filter(None, (method.online_encoder, method.target_encoder)):
@@ -183,7 +182,7 @@ def _train(
     training_mode(method, settings)  # what is frozen must be so before gradients are joined
     loss = _LossOf(method, settings.loss_of(method, training.get("received")))
     joined = DistributedDataParallel(loss, device_ids=[rank] if on_gpu else None)
-    report = train_locally(method, **training, on_step=tell, loss=joined)
+    report = train_locally(method, **training, progress=tell, loss=joined)
     spent = torch.tensor(time.process_time(), device=next(method.parameters()).device)
     dist.all_reduce(spent)
     return replace(report, core_seconds_elsewhere=float(spent))

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.memory import keep_freed_memory
+from fedssl.core.progress import Progress, silent
 from fedssl.core.seeding import derive_seed, global_stream, torch_stream
 from fedssl.core.settings import Count, Fraction, NonNegative, Positive
 from fedssl.core.stopwatch import Stopwatch
@@ -208,7 +209,7 @@ def train_locally(
     settings: LocalTraining,
     lr: float | Rate,
     seed: int,
-    on_step: Callable[[int, int, int], None] | None = None,
+    progress: Progress = silent,
     clock: Stopwatch | None = None,
     received: Received | None = None,
     loss: Loss | None = None,
@@ -253,8 +254,7 @@ def train_locally(
                     else:
                         last_loss, projections = stepper.last_step(views, part)
                         loss_sum += last_loss
-                if on_step:
-                    on_step(done, total, done * batch_size)
+                progress("training", done, total, images=done * batch_size)
     return TrainingReport(
         loss=float(loss_sum) / steps, steps=total, images=total * batch_size, feature_std=feature_std(projections)
     )

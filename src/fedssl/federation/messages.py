@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, Self
@@ -15,8 +15,6 @@ from fedssl.core.weights import Weights
 
 Scalars = dict[str, float]
 Payload = dict[str, Tensor]
-StepWatcher = Callable[[int, int, int, int], None]
-"""Called with (client_id, steps done, steps in all, images done) while a client trains; counts only, no host sync."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 library lists, and only the settings below reach it.
 """
 
-import difflib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.extras import need
+from fedssl.core.registry import unknown
 from fedssl.core.settings import Count, Fraction
 from fedssl.networks.hub import one_request_to_the_hub
 
@@ -125,9 +125,7 @@ def _check_model(library: str, model: str, setting: str) -> None:
     need(library, f"{setting} = {library}:{model}")
     names = MODELS[library](model)
     if model not in names:
-        near = difflib.get_close_matches(model, names, n=3, cutoff=0.4)
-        meant = f"; near it: {', '.join(near)}" if near else ""
-        raise FedsslError(f"{setting}: {library} has no classification network {model!r}{meant}")
+        raise unknown(f"{setting}: {library} has no classification network", model, names, LISTED[library])
 
 
 def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
@@ -257,6 +255,7 @@ def _torchvision_published(model: str) -> nn.Module:
     return get_model(model, weights="DEFAULT")  # type: ignore[no-any-return]
 
 
+LISTED = {"timm": "timm.list_models()", "torchvision": "torchvision.models.list_models(module=torchvision.models)"}
 MODELS = {"timm": _timm_models, "torchvision": _torchvision_models}
 PUBLISHED = {"timm": _timm_published, "torchvision": _torchvision_published}
 INPUTS = {"timm": _timm_input, "torchvision": _torchvision_input}

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.registry import unknown
-from fedssl.evaluation.protocols import PROTOCOLS
+from fedssl.evaluation.protocols import PROTOCOLS, in_run
 from fedssl.experiment.config.schema import Raw
 from fedssl.experiment.config.texts import flatten
 
@@ -152,7 +152,7 @@ class Cell:
     @property
     def protocol(self) -> str | None:
         """The evaluation that the number needs after the run; None: the run's own records are enough."""
-        return self.metric if self.metric in PROTOCOLS and self.metric != "knn" else None
+        return self.metric if self.metric in PROTOCOLS and not in_run(self.metric) else None
 
     @property
     def preset(self) -> str:

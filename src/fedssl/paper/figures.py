@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedssl.evaluation.protocols import PROTOCOLS
 from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import read_rounds
 from fedssl.paper.catalogue import Row
@@ -47,8 +48,9 @@ def _curves(comparison: Comparison, measure: str) -> list[Figure]:
         return []
     name = f"{comparison.study.name}-{measure}"
     alt = f"{title} for {', '.join(one.label for one in series.values())}"
-    drawing = curves(f"{name}-plot", alt, list(series.values()), y_label, zero=measure != "knn")
-    random = "; round 0 is the random encoder in the BatchNorm mode that suits it better" if measure == "knn" else ""
+    accuracy = measure in PROTOCOLS
+    drawing = curves(f"{name}-plot", alt, list(series.values()), y_label, zero=not accuracy)
+    random = "; round 0 is the random encoder in the BatchNorm mode that suits it better" if accuracy else ""
     of = f"Mean over {comparison.seeds} seeds, as far as they are there" if comparison.seeds > 1 else "One seed"
     caption = f"{of}{random}."
     return [Figure.of(name, title, caption, drawing)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
+from fedssl.evaluation.protocols import in_run
 from fedssl.experiment.records.metrics import metrics_of
 from fedssl.experiment.records.run_record import read_rounds, read_summary
 from fedssl.paper.catalogue import Cell, Printed
@@ -98,9 +99,10 @@ def _value(run: PlannedRun, cell: Cell, plan: Plan) -> tuple[float | None, float
             return None
         over_clients = entry["sd"] if entry["encoder"] == "clients" else None
         return 100 * entry["accuracy"], None if over_clients is None else 100 * over_clients, entry["n"]
-    if cell.metric == "knn":
+    if in_run(cell.metric):
         final = read_summary(run.folder)["final"]
-        return 100 * final["knn"], 100 * final["knn_sd"] if "knn_sd" in final else None, 0
+        over_clients = final.get(f"{cell.metric}_sd")
+        return 100 * final[cell.metric], None if over_clients is None else 100 * over_clients, 0
     rounds = read_rounds(run.folder)
     if cell.metric == "divergence":
         return metrics_of(rounds[-1]).get("divergence"), None, 0

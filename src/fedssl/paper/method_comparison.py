@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import size_text
 from fedssl.core.progress import Progress, silent
 from fedssl.data.dataset import where
+from fedssl.evaluation.protocols import in_run
 from fedssl.experiment.build.automatic import fitted
 from fedssl.experiment.build.data import build_dataset
 from fedssl.experiment.config.preset_files import preset_names
@@ -105,13 +106,19 @@ class MethodComparison(Comparison):
 
     def tables(self) -> list[TablePart]:
         head = ["", METRICS[self.study.metric], "not distinguishable from", "training, core time", "sent, up + down"]
-        head += [] if self.study.metric == "knn" else [METRICS["knn"]]
+        head += [METRICS[name] for name in self._beside]
         rows = [self._line(one) for one in self.ranked]
         return [TablePart(f"{self.study.title}: mean ± sd over seeds, the best first", head, rows)]
 
+    @property
+    def _beside(self) -> list[Metric]:
+        """What the runs record by themselves, where it is not what methods are compared by."""
+        return [name for name in get_args(Metric) if in_run(name) and name != self.study.metric]
+
     def _line(self, result: Result) -> list[str]:
         summaries = self._summaries(result)
-        knn = _mean([100 * one["final"]["knn"] for one in summaries if "knn" in one.get("final", {})])
+        finals = [one.get("final", {}) for one in summaries]
+        beside = [_mean([100 * one[name] for one in finals if name in one]) for name in self._beside]
         seconds = _mean([one["core_seconds"]["training"] for one in summaries if "core_seconds" in one])
         sent = _mean([one["bytes_up"] + one["bytes_down"] for one in summaries])
         others = [one for one in self.ranked if one is not result and one.measured.mean is not None]
@@ -122,7 +129,7 @@ class MethodComparison(Comparison):
             "every other" if len(alike) == len(others) > 1 else ", ".join(alike) or ABSENT,
             duration(seconds),
             ABSENT if sent is None else size_text(sent),
-            *([] if self.study.metric == "knn" else [ABSENT if knn is None else f"{knn:.2f}"]),
+            *(ABSENT if mean is None else f"{mean:.2f}" for mean in beside),
         ]
 
     def figures(self) -> list[Figure]:

@@ -13,7 +13,7 @@ from fedssl.experiment.records.run_record import RunRecord, Table
 from fedssl.experiment.records.site_accuracy import at_sites, mean_of
 from fedssl.experiment.records.verdict import Verdict, accuracy, advice, continued, points, start, verdict
 from fedssl.federation.model_aggregation import AGGREGATORS
-from fedssl.federation.model_communication import UPDATE_RULES
+from fedssl.federation.model_communication import UPDATE_RULES, UpdateRule
 from fedssl.federation.privacy.accounting import cautions, privacy_text
 from fedssl.federation.privacy.mechanism import PRIVACY, no_privacy
 from fedssl.methods import METHODS
@@ -71,8 +71,13 @@ def leaving(config: Table) -> str:
 
 def shares(config: Table) -> bool:
     """Whether anything was averaged."""
-    rule = UPDATE_RULES.get(str(config["update_rule"].get("name")))
+    rule = _rule(config)
     return rule is None or rule.shares
+
+
+def _rule(config: Table) -> type[UpdateRule] | None:
+    """None: it is not fedssl's own, and nobody knows it here."""
+    return UPDATE_RULES.get(str(config["update_rule"].get("name")))
 
 
 def _how(record: RunRecord) -> str:
@@ -204,7 +209,8 @@ def warnings(record: RunRecord) -> list[str]:
     if refused:
         texts.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
     texts += _failures(record) + _resumptions(record)
-    watch = RunWarnings(record.client)
+    rule = _rule(record.config)
+    watch = RunWarnings(record.client, if_deaf=rule.if_deaf if rule else "")
     for one in record.trained:
         complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
         texts += [_sentence(text) for text in watch.check(complete)]

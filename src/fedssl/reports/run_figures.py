@@ -19,8 +19,8 @@ MEAN = "mean over clients"
 
 def accuracy(record: RunRecord, prefix: str) -> Figure:
     series = [
-        replace(_over_rounds(record, name, label, 100, joined=name == "knn"), level=_in_percent(record.baseline(name)))
-        for name, label in {"knn": "kNN", "linear": "linear probe"}.items()
+        replace(_over_rounds(record, name, label, 100, joined=joined), level=_in_percent(record.baseline(name)))
+        for name, label, joined in (("knn", "kNN", True), ("linear", "linear probe", False))
     ]
     series = [one for one in series if any(value is not None for value in one.y)]
     if not series:

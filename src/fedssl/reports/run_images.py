@@ -160,7 +160,7 @@ class RunImages:
         config = self.run.config
         encoder.to(choose_device("auto"))
         module = encoder.backbone if config.evaluation.features == "backbone" else encoder
-        if config.uploads.batchnorm != "average":  # then the global model has no statistics of its own
+        if not config.uploads.shares_statistics:
             return with_reestimated_batchnorm(module, self.train.pixels)
         return module
 

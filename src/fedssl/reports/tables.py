@@ -82,7 +82,7 @@ def print_summary(record: RunRecord) -> None:
                 accuracy(best) + "*" * (best.batchnorm == "reestimated") for best in (gain.baseline, gain.trained)
             ]
             table.add_row(label, *accuracies, f"{100 * gain.difference:+.1f}", interval(gain))
-    if "backbone_std" in summary["final"] and "knn" not in summary["final"]:
+    if "backbone_std" in summary["final"] and not MEASURES.keys() & summary["final"].keys():
         first, last = (summary[when]["backbone_std"] for when in ("initial", "final"))
         table.add_row("spread of features", f"{first:.3f}", f"{last:.3f}", f"{last - first:+.3f}", "")
     if summary["mean_mu"] is not None:

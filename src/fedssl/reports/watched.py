@@ -1,7 +1,6 @@
 """A run as it stands now, whether it goes on, was killed or is over: read again and again, however half written."""
 
 import contextlib
-import json
 import shutil
 import socket
 import time
@@ -16,6 +15,7 @@ import psutil
 
 from fedssl.core.errors import FedsslError, printable, reason
 from fedssl.core.files import size_text
+from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.names import client_title
 from fedssl.experiment.config.texts import NOT_SET
 from fedssl.experiment.progress.live import LIVE
@@ -36,32 +36,16 @@ LARGEST = 2**26  # bytes of a file that a page reads whole
 
 
 class Lines:
-    """The whole lines of a .jsonl file that grows, or is cut back and replaced; each line is read once."""
+    """All tables of a .jsonl file that grows, or is cut back and replaced; each line is read once."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._forget()
-
-    def _forget(self) -> None:
-        self.inode, self.read, self.tables = 0, 0, list[Table]()
+        self.tail, self.tables = Tail(path), list[Table]()
 
     def look(self) -> list[Table]:
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            status = self.path.stat()
-            if status.st_ino != self.inode or status.st_size < self.read:
-                self._forget()
-                self.inode = status.st_ino
-            file.seek(self.read)
-            text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]  # the rest is still being written
-            self.read += len(whole)
-            for line in whole.splitlines():
-                with contextlib.suppress(ValueError):
-                    table = json.loads(line)
-                    self.tables += [table] if isinstance(table, dict) else []
-            return self.tables
-        self._forget()
-        return []
+        new = whole_tables(self.tail.new())
+        self.tables = [] if self.tail.anew else self.tables
+        self.tables += new
+        return self.tables
 
 
 @dataclass(frozen=True, kw_only=True)

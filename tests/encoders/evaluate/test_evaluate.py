@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fedssl.core.checksums import measure
 from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.lines import read_lines
 from fedssl.core.weights import Weights
 from fedssl.data import DATASETS
 from fedssl.data.dataset import Dataset, Images
@@ -22,7 +23,7 @@ from fedssl.evaluation.results import headline
 from fedssl.evaluation.score import wilson_interval
 from fedssl.experiment.experiment import load
 from fedssl.experiment.finished_run import FinishedRun
-from fedssl.experiment.records.run_record import read_lines, read_summary
+from fedssl.experiment.records.run_record import read_summary
 from tests.helpers.small import TINY
 from tests.helpers.written_runs import as_older
 

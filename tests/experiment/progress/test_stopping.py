@@ -12,8 +12,8 @@ class Recorder(QuietView):
     def __init__(self):
         self.seen = []
 
-    def progress(self, text, done, total):
-        self.seen.append(f"{text} {done}/{total}")
+    def progress(self, text, done, total, client=None, images=0):
+        self.seen.append(f"{text} {done}/{total}" if client is None else (text, done, total, client, images))
 
     def waiting(self, text):
         self.seen.append(text)
@@ -26,9 +26,6 @@ class Recorder(QuietView):
 
     def start(self, title, rounds, steps, done):
         self.seen.append(title)
-
-    def step(self, client_id, done, total, images):
-        self.seen.append(done)
 
     def round_finished(self, record):
         self.seen.append(record)
@@ -58,14 +55,14 @@ def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
         view.begin("report", 3)
         view.advance()
         view.start("a", 1, 2, 0)
-        view.step(0, 1, 2, 8)
+        view.progress("training", 1, 2, client=0, images=8)
         view.round_finished({"round": 1})
         view.say("b")
         request.signal = signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             view.progress("images", 2, 2)
         with pytest.raises(KeyboardInterrupt):
-            view.step(0, 2, 2, 16)
+            view.progress("training", 2, 2, client=0, images=16)
         with pytest.raises(KeyboardInterrupt):
             view.waiting("for two")
         with pytest.raises(KeyboardInterrupt):
@@ -73,8 +70,8 @@ def test_view_passes_everything_on_and_stops_between_batches_and_rounds():
         with pytest.raises(KeyboardInterrupt):
             view.round_finished({"round": 2})
     assert inner.seen == [
-        *("images 1/2", "for one", "3 pieces of report", "1 more", "a", 1, {"round": 1}, "b"),
-        *("images 2/2", 2, "for two", "2 more", {"round": 2}),
+        *("images 1/2", "for one", "3 pieces of report", "1 more", "a", ("training", 1, 2, 0, 8), {"round": 1}, "b"),
+        *("images 2/2", ("training", 2, 2, 0, 16), "for two", "2 more", {"round": 2}),
     ]
 
 

@@ -1,4 +1,5 @@
 import io
+import re
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from fedssl.experiment.progress.health import RunWarnings
 from fedssl.experiment.progress.views import LiveView, PlainView, make_view
 from fedssl.experiment.records import environment
 from fedssl.experiment.records.environment import describe_environment
+from fedssl.federation.model_communication import UPDATE_RULES
 
 
 def record(number, **clients):
@@ -31,6 +33,21 @@ def test_warns_once_when_mu_has_been_one_for_five_rounds():
     found = [warnings.check(record(number, mu=1.0)) for number in range(1, 9)]
     assert [len(texts) for texts in found] == [0, 0, 0, 0, 1, 0, 0, 0]
     assert "client 0: mu has been 1 for 5 rounds" in found[4][0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "remedy"),
+    [
+        ("fedema", r" \(smaller update_rule\.tau or scale, or between = 'before-after'\)"),
+        ("constant-mu", r" \(smaller update_rule\.mu_encoder\)"),
+        ("replace", ""),
+    ],
+)
+def test_what_helps_a_deaf_client_is_said_by_the_rule(rule, remedy):
+    warnings = RunWarnings(str, if_deaf=UPDATE_RULES[rule].if_deaf)
+    texts = [text for number in range(1, 6) for text in warnings.check(record(number, mu=1.0))]
+    assert len(texts) == 1
+    assert re.search(rf"it ignores the global model{remedy}$", texts[0])
 
 
 def test_a_round_below_one_starts_the_count_again():
@@ -55,7 +72,7 @@ def test_plain_lines(capsys):
     with PlainView() as view:
         view.start("a run", 2, 10, 0)
         view.round_finished({"round": 0, "clients": [], "knn": 0.1})
-        view.step(0, 1, 5, 8)
+        view.progress("training", 1, 5, client=0, images=8)
         view.round_finished(record(1))
         view.round_finished(record(2))
     lines = capsys.readouterr().out.splitlines()
@@ -79,8 +96,8 @@ def test_live_view_shows_round_client_speed_and_time_left():
     screen = io.StringIO()
     with LiveView(Console(file=screen, force_terminal=True, width=160)) as view:
         view.start("a run", 2, 4, 0)
-        view.step(3, 1, 2, 8)
-        view.step(3, 2, 2, 16)
+        view.progress("training", 1, 2, client=3, images=8)
+        view.progress("training", 2, 2, client=3, images=16)
         view.bars.refresh()
         view.progress("features", 5, 9)
         view.bars.refresh()
@@ -207,7 +224,7 @@ def test_live_view_shows_who_is_awaited_and_then_goes_on():
         for text in ("waiting for [b]: 1 s", "waiting for [b]: 2 s"):
             view.waiting(text)
             assert view.bars.tasks[-1].description == text
-        view.step(0, 1, 2, 8)
+        view.progress("training", 1, 2, client=0, images=8)
         assert [task.description for task in view.bars.tasks] == ["round 1/2", "client 0"]
 
 

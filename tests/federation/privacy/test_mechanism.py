@@ -186,3 +186,17 @@ def test_a_client_with_its_own_noise_sends_no_number_about_its_images(tmp_path):
     assert all(torch.equal(store.load(k, 2).memory[KEY], keys[k]) for k in range(4)), "kept from round to round"
     assert len({bytes(key.numpy()) for key in keys}) == 4
     assert all(len(key) == 32 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("placement", "at_clients", "needs_sum", "hides"),
+    [
+        ("central", False, False, {"any", "central"}),
+        ("distributed", True, True, {"any", "central", "distributed"}),
+        ("local", True, False, {"any", "central", "distributed", "local"}),
+    ],
+)
+def test_what_a_placement_means(placement, at_clients, needs_sum, hides):
+    privacy = ClientDP(clip_norm=1.0, noise_multiplier=1.0, placement=placement)
+    assert (privacy.at_clients, privacy.needs_sum) == (at_clients, needs_sum)
+    assert {one for one in ("any", "central", "distributed", "local") if privacy.hides(one)} == hides

@@ -98,8 +98,8 @@ class _Evaluation:
     def _measure(
         self, subject: Subject, context: Context, name: str, protocol: Protocol, seed: int
     ) -> Iterator[Result]:
-        def progress(text: str, done: int, total: int | None) -> None:
-            self.view.progress(f"{context.title}: {text}, seed {seed}", done, total)
+        def progress(text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+            self.view.progress(f"{context.title}: {text}, seed {seed}", done, total, client, images)
 
         predictions = protocol.predict(context, seed, progress)
         about = {
@@ -179,6 +179,6 @@ class _Evaluation:
         chosen = self.request.batchnorm
         if chosen is None:
             chosen = "both" if protocol.frozen else "running"
-            if self.run.config.uploads.batchnorm != "average":
-                chosen = "reestimated"  # the global encoder has no statistics of its own
+            if not self.run.config.uploads.shares_statistics:
+                chosen = "reestimated"
         return ("running", "reestimated") if chosen == "both" else (chosen,)

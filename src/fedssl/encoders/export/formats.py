@@ -8,6 +8,7 @@ from typing import Any
 from fedssl.core.extras import need
 from fedssl.core.registry import Registry
 from fedssl.core.weights import Weights
+from fedssl.encoders.classifier import Classifier, save_classifier
 from fedssl.encoders.export.libraries import check_timm, check_torchvision, library_facts, library_tensors
 from fedssl.encoders.export.programs import write_onnx, write_torch_export
 from fedssl.encoders.markdown import markdown
@@ -25,6 +26,7 @@ class Format:
     write: Write
     usage: Callable[[About], str]
     check: Callable[[About], None] = lambda _: None  # refuses a network that it cannot hold
+    write_classifier: Callable[[Classifier, Path], object] | None = None  # into a folder; None: it holds encoders only
 
 
 def _write_ours(encoder: TrainedEncoder, path: Path) -> None:
@@ -37,6 +39,10 @@ def _write_standard(encoder: TrainedEncoder, path: Path) -> None:
 
 def _write_onnx(encoder: TrainedEncoder, path: Path) -> float:
     return write_onnx(encoder.model.backbone, encoder.about, "features", path)
+
+
+def _write_onnx_classifier(classifier: Classifier, folder: Path) -> None:
+    write_onnx(classifier, classifier.about, "probabilities", folder / "classifier.onnx")
 
 
 def _write_torch_export(encoder: TrainedEncoder, path: Path) -> float:
@@ -58,7 +64,12 @@ FORMATS: Registry[Format] = Registry(
     "export_formats",
     "--to",
     {
-        "safetensors": Format("encoder.safetensors", _write_ours, _usage("ours", "encoder.safetensors")),
+        "safetensors": Format(
+            "encoder.safetensors",
+            _write_ours,
+            _usage("ours", "encoder.safetensors"),
+            write_classifier=save_classifier,
+        ),
         "torchvision": Format(
             "torchvision.safetensors",
             _write_standard,
@@ -67,7 +78,11 @@ FORMATS: Registry[Format] = Registry(
         ),
         "timm": Format("timm.safetensors", _write_standard, _usage("timm", "timm.safetensors"), check_timm),
         "onnx": Format(
-            "encoder.onnx", _write_onnx, _usage("onnx", "encoder.onnx"), lambda _: need("onnx", "--to onnx")
+            "encoder.onnx",
+            _write_onnx,
+            _usage("onnx", "encoder.onnx"),
+            lambda _: need("onnx", "--to onnx"),
+            _write_onnx_classifier,
         ),
         "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
         "hub": Format("model.safetensors", _write_ours, _usage("hub", "model.safetensors")),

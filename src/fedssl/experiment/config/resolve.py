@@ -203,7 +203,7 @@ def _check_together(config: Config) -> None:
         check_round(config, per_round or num_clients)
     if private is not None:
         _check_privacy(config, private)
-    if not config.uploads.secure and private is not None and private.placement == "distributed":
+    if not config.uploads.secure and private is not None and private.needs_sum:
         raise FedsslError("privacy.placement: 'distributed' hides nothing in a single upload: set aggregation.secure")
     if problem := config.update_rule.build().problem(config.uploads.upload, private is not None):
         raise FedsslError(problem)
@@ -224,7 +224,7 @@ def _check_at_sites(config: Config, private: ClientDP | None) -> None:
             f"evaluation.at_sites: with update_rule.name = {config.update_rule.name!r} there is no global encoder: "
             "use evaluation.clients"
         )
-    if private is not None and private.placement != "central":
+    if private is not None and private.at_clients:
         raise FedsslError(
             f"evaluation.at_sites: counts would leave without noise, privacy.placement = {private.placement!r} "
             "promises that nothing does: set it to false"
@@ -236,7 +236,7 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
     rule, method = config.update_rule, config.method
     if not rule.factory.shares:
         raise FedsslError(f"privacy.name: with update_rule.name = {rule.name!r} nothing is shared: use 'none'")
-    if config.uploads.batchnorm == "average":
+    if config.uploads.shares_statistics:
         raise FedsslError(
             "privacy.name: exact BatchNorm statistics would leave the clients: "
             "set aggregation.batchnorm to 'local-statistics' or 'local-layers'"
@@ -246,7 +246,7 @@ def _check_privacy(config: Config, private: ClientDP) -> None:
             f"privacy.name: aggregation.name = {config.aggregation.name!r} does not bound what one client does to the "
             "result: use 'weighted-average' (its weights are then equal)"
         )
-    if config.failures.damaged_state == "start-over" and private.placement != "central":
+    if config.failures.damaged_state == "start-over" and private.at_clients:
         raise FedsslError(
             "failures.damaged_state: a client that adds noise of its own keeps the key of it in its state and cannot "
             "start over without it: use 'error'"
@@ -276,7 +276,7 @@ def _check_secure(config: Config, private: ClientDP | None) -> None:
         raise FedsslError(
             f"aggregation.wire_dtype: {uploads.wire_dtype!r} cannot be summed under masks: use 'fp32' with secure"
         )
-    if private is not None and private.placement != "distributed":
+    if private is not None and not private.needs_sum:
         raise FedsslError(
             f"privacy.placement: {private.placement!r} with aggregation.secure: use 'distributed', the noise of "
             "'central' in the sum without a server that is trusted"

@@ -35,6 +35,7 @@ ENGINES: Registry[Any] = Registry(
         "flower": "fedssl.experiment.backends:Simulated",
     },
 )
+ENGINES_OF_AUTO = ("in-process", "processes")  # between which "auto" chooses: all in this process, or in workers
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -99,6 +100,11 @@ class Uploads:
     secure_max_examples: Count | None = None  # no client has more images; default: those of the largest, if known here
     secure_limit: Positive = 8.0  # the largest change of a weight in a round; a client refuses to send more
     secure_statistics_limit: Positive = 1024.0  # the same of BatchNorm statistics
+
+    @property
+    def shares_statistics(self) -> bool:
+        """Whether BatchNorm's statistics are averaged; else the global encoder has none of its own."""
+        return self.batchnorm == "average"
 
 
 class Evaluation(BaseModel):

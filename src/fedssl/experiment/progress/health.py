@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from fedssl.core.progress import Say, unheard
 from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.verdict import COLLAPSED_BELOW
 
@@ -11,10 +12,10 @@ EVERYBODY = -1
 
 
 class RunWarnings(Observer):
-    """Each warning once a client and run; `title` names a client."""
+    """Each warning once a client and run; `title` names a client, `if_deaf` says what helps one that ignores others."""
 
-    def __init__(self, title: Callable[[int], str], say: Callable[[str], None] | None = None) -> None:
-        self._title, self._say = title, say or (lambda _: None)
+    def __init__(self, title: Callable[[int], str], say: Say = unheard, if_deaf: str = "") -> None:
+        self._title, self._if_deaf, self._say = title, f" ({if_deaf})" if if_deaf else "", say
         self._deaf: dict[int, int] = {}
         self._reported: set[tuple[str, int]] = set()
 
@@ -39,8 +40,8 @@ class RunWarnings(Observer):
             self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
             if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
                 texts.append(
-                    f"{self._title(number)}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model "
-                    "(smaller update_rule.tau or scale, or between = 'before-after')"
+                    f"{self._title(number)}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model"
+                    f"{self._if_deaf}"
                 )
             if client.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", number):
                 texts.append(

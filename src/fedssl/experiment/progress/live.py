@@ -52,9 +52,15 @@ class NotedView(PassingView):
         self.said.append((time.time(), text))
         super().say(text)
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
-        self._note(f"{text}: {done:,} of {total:,}" if total else text)
-        super().progress(text, done, total)
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        if client is None:
+            self._note(f"{text}: {done:,} of {total:,}" if total else text)
+        else:
+            self._set(client, "working" if done != total else "done")
+            self.clients[client] |= {"step": done, "steps": total}
+            self.facts["stepped"] = self.facts.get("stepped", 0) + 1
+            self._note(text)
+        super().progress(text, done, total, client, images)
 
     def waiting(self, text: str) -> None:
         self._note(text)
@@ -64,13 +70,6 @@ class NotedView(PassingView):
         for client, state in clients.items():
             self._set(client, state)
         super().presence(clients)
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        self._set(client_id, "working" if done < total else "done")
-        self.clients[client_id] |= {"step": done, "steps": total}
-        self.facts["stepped"] = self.facts.get("stepped", 0) + 1
-        self._note("training")
-        super().step(client_id, done, total, images)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         now = time.time()

@@ -68,8 +68,8 @@ class StoppableView(PassingView):
         super().__init__(view)
         self.request = request
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
-        super().progress(text, done, total)
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        super().progress(text, done, total, client, images)
         self.request.check()
 
     def waiting(self, text: str) -> None:
@@ -78,10 +78,6 @@ class StoppableView(PassingView):
 
     def advance(self, by: float = 1, text: str = "") -> None:
         super().advance(by, text)
-        self.request.check()
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        super().step(client_id, done, total, images)
         self.request.check()
 
     def round_finished(self, record: dict[str, Any]) -> None:

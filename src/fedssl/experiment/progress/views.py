@@ -30,8 +30,8 @@ class View:
     def say(self, text: str) -> None:
         """A sentence to read."""
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
-        """How far the work at hand is: images made ready, features, a download."""
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        """How far the work at hand is: images made ready, features, a download, the training steps of a client."""
 
     def waiting(self, text: str) -> None:
         """Again and again while others are awaited: who, and for how long."""
@@ -47,9 +47,6 @@ class View:
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         """Before a run's first round, with the training steps that are left and the rounds that are done."""
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        """After every training step of a client: counts inside its round."""
 
     def round_finished(self, record: dict[str, Any]) -> None:
         """After every round of a run, with its line of rounds.jsonl."""
@@ -71,8 +68,8 @@ class PassingView(View):
     def say(self, text: str) -> None:
         self.view.say(text)
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
-        self.view.progress(text, done, total)
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        self.view.progress(text, done, total, client, images)
 
     def waiting(self, text: str) -> None:
         self.view.waiting(text)
@@ -88,9 +85,6 @@ class PassingView(View):
 
     def start(self, title: str, rounds: int, steps: int, done: int) -> None:
         self.view.start(title, rounds, steps, done)
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        self.view.step(client_id, done, total, images)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         self.view.round_finished(record)
@@ -110,7 +104,9 @@ class PlainView(View):
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:  # noqa: ARG002
+        if client is not None:
+            return  # rounds have lines of their own
         now, (before, reached) = time.monotonic(), self.work
         if text != before or done < reached:
             self.work_began = self.spoken = now
@@ -184,8 +180,22 @@ class LiveView(View):
     def say(self, text: str) -> None:
         self.bars.console.print(text, markup=False, highlight=False)  # a text may hold what came from a client
 
-    def progress(self, text: str, done: int, total: int | None) -> None:
-        self._show(text, done, total, f"{self.amount(done)}/{self.amount(total) if total else '?'}")
+    def progress(self, text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        if client is not None:
+            text, amount = f"client {client}", f"step {done}/{total}   {self._rate(done, images):,.0f} images/s"
+            self.bars.advance(self.whole)
+        else:
+            amount = f"{self.amount(done)}/{self.amount(total) if total else '?'}"
+        self._show(text, done, total, amount)
+
+    def _rate(self, done: int, images: int) -> float:
+        """Images per second since a client's first step, which may have warmed up."""
+        now = time.monotonic()
+        if done == 1:
+            self.client_began = now
+        elif now > self.client_began:
+            self.rate = images * (1 - 1 / done) / (now - self.client_began)
+        return self.rate
 
     def waiting(self, text: str) -> None:
         self._show(text, 0, None, "")
@@ -211,15 +221,6 @@ class LiveView(View):
         self.rounds = rounds
         self.say(title)
         self.begin(f"round {done + 1}/{rounds}", steps)
-
-    def step(self, client_id: int, done: int, total: int, images: int) -> None:
-        now = time.monotonic()
-        if done == 1:
-            self.client_began = now
-        elif now > self.client_began:
-            self.rate = images * (1 - 1 / done) / (now - self.client_began)
-        self._show(f"client {client_id}", done, total, f"step {done}/{total}   {self.rate:,.0f} images/s")
-        self.bars.advance(self.whole)
 
     def round_finished(self, record: dict[str, Any]) -> None:
         self.bars.update(self.whole, description=f"round {min(record['round'] + 1, self.rounds)}/{self.rounds}")

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedssl.core.lines import read_lines
 from fedssl.core.stopwatch import PARTS, UNKNOWN, Stopwatch
 from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.run_folder import RunFolder
-from fedssl.experiment.records.run_record import read_lines
 from fedssl.federation.rounds import Round
 
 

@@ -15,13 +15,13 @@ from filelock import FileLock, Timeout
 from fedssl.core.checksums import GrowingFile, Seal, Seals, measure, signed, signed_json
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import UNFINISHED, sweep, write_atomically
+from fedssl.core.lines import read_lines
 from fedssl.experiment.records.metrics import csv_text
 from fedssl.experiment.records.run_record import (
     ENCODER,
     SUMMARY,
     read_environment,
     read_json,
-    read_lines,
     read_rounds,
     read_summary,
 )

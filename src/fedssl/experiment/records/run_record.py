@@ -9,6 +9,7 @@ from typing import Any
 from fedssl.core.checksums import Seals, problems_in, read_signed
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.files import Place
+from fedssl.core.lines import read_lines
 from fedssl.core.names import client_title
 from fedssl.evaluation.score import Best, Gain
 
@@ -225,25 +226,6 @@ def _rounds_in(folder: Path) -> list[Table]:
         if not isinstance(record.get("round"), int) or not isinstance(record.get("clients"), list):
             raise FedsslError(f"{path}, line {number}: not the record of a round: remove the line or run again")
     return records
-
-
-def read_lines(path: Path, *, torn: bool = False, size: int | None = None) -> list[Table]:
-    """The JSON objects in the first `size` bytes of a .jsonl file; of a `torn` one those lines that are whole."""
-    try:
-        lines = path.read_bytes()[:size].decode("utf-8", "replace" if torn else "strict").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedsslError(f"{path}: cannot be read ({error})") from None
-    tables = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            content = json.loads(line)
-            if not isinstance(content, dict):
-                raise ValueError("not a JSON object")
-            tables.append(content)
-        except ValueError as error:
-            if not torn:
-                raise FedsslError(f"{path}, line {number}: damaged ({error}): remove the line or run again") from None
-    return tables
 
 
 def _name(config: Table, table: str) -> str:

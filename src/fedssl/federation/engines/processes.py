@@ -20,10 +20,11 @@ from safetensors.torch import load, save
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import UNFINISHED, storing
+from fedssl.core.progress import Progress, silent
 from fedssl.core.sealed import read_tensors, write_tensors
 from fedssl.federation.client import Client, attempt
 from fedssl.federation.client_store import ClientStore
-from fedssl.federation.messages import Failure, GlobalWeights, StepWatcher, TrainResult, TrainTask
+from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
 from fedssl.federation.worker_processes import die_with_the_parent, worker_context
 
 ClientSide = Callable[[int], tuple[Client, ClientStore]]
@@ -62,7 +63,7 @@ class ProcessEngine:
     side: ClientSide
     folder: Path
     workers: int
-    watch: StepWatcher | None = None
+    progress: Progress = silent
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -142,8 +143,8 @@ class ProcessEngine:
             if kind == "ready":
                 worker.ready = True
                 worker.deadline = self._deadline(worker)
-            elif kind == "step" and self.watch:
-                self.watch(*content)
+            elif kind == "step":
+                self.progress(*content)
             elif kind == "error":
                 raise content
             elif kind == "reply":
@@ -184,8 +185,8 @@ def _work(connection: Connection, side: ClientSide, number: int, time_limit: flo
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
-    def watch(*counts: int) -> None:
-        connection.send(("step", counts))
+    def tell(text: str, done: int, total: int | None, client: int | None = None, images: int = 0) -> None:
+        connection.send(("step", (text, done, total, client, images)))
 
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
@@ -194,7 +195,7 @@ def _work(connection: Connection, side: ClientSide, number: int, time_limit: flo
             while True:
                 order = connection.recv()
                 started = time.perf_counter()
-                reply = attempt(client, store, order.unpack(), watch, time_limit)
+                reply = attempt(client, store, order.unpack(), tell, time_limit)
                 connection.send(("reply", (*_packed(reply), time.perf_counter() - started)))
         except FedsslError as error:  # a disk that refuses, data that cannot be read: the run's business
             connection.send(("error", error))

@@ -45,6 +45,21 @@ class ClientDP:
     noise_seed: Literal["secret", "run"] = "secret"
     honest: Count | None = None  # of "distributed"; default: as many as a sum has at least
 
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients add noise before anything leaves them."""
+        return self.placement != "central"
+
+    @property
+    def needs_sum(self) -> bool:
+        """Whether a client's own noise is too little for a single upload: it hides in a secure sum only."""
+        return self.placement == "distributed"
+
+    def hides(self, required: str) -> bool:
+        """Whether it hides an upload at least as well as this placement; what is no placement asks for nothing."""
+        order = ("central", "distributed", "local")
+        return required not in order or order.index(self.placement) >= order.index(required)
+
     def round_key(self, key: bytes, round_number: int) -> bytes:
         """Another in every round: the same update twice gets other noise; a key that is no secret stays as it is."""
         return key if self.noise_seed == "run" else hashlib.sha256(key + f" round {round_number}".encode()).digest()
@@ -84,7 +99,7 @@ class PrivateAverage(Aggregator):
     key: bytes = field(default=b"", repr=False)  # never in a log
 
     def combine(self, results: Sequence[TrainResult], previous: Weights) -> Weights:
-        central, total = self.privacy.placement == "central", dict[str, Tensor]()
+        central, total = not self.privacy.at_clients, dict[str, Tensor]()
         bound = self.privacy.clip_norm if central else math.inf  # an upload that holds noise may be of any length
         for result in results:
             update = _clipped(joined(result.weights), previous, bound)

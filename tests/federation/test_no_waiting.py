@@ -56,7 +56,15 @@ def steps_without_values(method, settings, received=None):
     training = LocalTraining(epochs=1, batch_size=8, **settings)
     with pytest.raises((RuntimeError, TypeError)) as stopped:
         train_locally(
-            method.to("meta"), PIXELS, RECIPES["dino"](), training, 0.1, 0, lambda *now: done.append(now), None, received
+            method.to("meta"),
+            PIXELS,
+            RECIPES["dino"](),
+            training,
+            0.1,
+            0,
+            lambda *now: done.append(now),
+            None,
+            received,
         )
     return len(done), str(stopped.value)
 
@@ -64,7 +72,7 @@ def steps_without_values(method, settings, received=None):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("settings", [{}, LARS, ADDED])
 def test_an_epoch_runs_to_its_end_where_nothing_can_be_copied_to_the_host(name, settings, monkeypatch):
-    """Only the report, after the last step, reads the mean loss. DINO's epoch reads one number before its first step."""
+    """Only the report, after the last step, reads the mean loss. DINO reads one number before its first step."""
     if name == "mae" and "uniformity" in settings:
         pytest.skip("it has no projections of whole images, and says so")
     monkeypatch.setattr(METHODS["dino"], "start_epoch", lambda method: None)

@@ -138,7 +138,8 @@ def rows_elsewhere(python: Path) -> list[Row]:
 def torchvision_rows() -> str:
     import torchvision
 
-    versions = f"torchvision {torchvision.__version__} v2, torch {torch.__version__}"
+    ours, theirs = (module.__version__.partition("+")[0] for module in (torch, torchvision))
+    versions = f"torchvision {theirs} v2, torch {ours}"
     return json.dumps([asdict(row) | {"against": versions} for row in rows_here(["torchvision"])])
 
 

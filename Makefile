@@ -23,7 +23,7 @@ help:
 	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
-	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (an hour)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (25 minutes)"
 	@echo "make bench-gpu  for machines with a GPU: an epoch of the paper's network beside its bare steps"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"

@@ -1,11 +1,12 @@
-"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about an hour.
+"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about 25 minutes.
 
     make bench
     python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]
     python -m scripts.performance record benchmarks/results/bench.json    # into the documentation
 
-Each part is a module that can be run alone. One thread, CPU; close what else is running: turns and CPU time make the
-ratios sturdy, but memory and caches are shared with everything on the machine.
+Each part is a module that can be run alone. A run that was stopped keeps the parts that it had measured: the same
+command measures the others, unless the code is another by then. One thread, CPU; close what else is running: turns and
+CPU time make the ratios sturdy, but memory and caches are shared with everything on the machine.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +60,65 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "sites": sites.rows,
     "suite": suite.rows,
 }
+ROOT = Path(__file__).parents[1]
+FAILED = "failed"
 
 
-def measure(names: list[str], console: Console) -> tuple[list[Row], dict[str, float]]:
-    """All rows, and the seconds that each part took."""
-    rows, seconds = [], {}
+CURVES: dict[str, Callable[[], list[growth.Curve]]] = {"growth": growth.curves, "sites": sites.curves}
+Measured = dict[str, Any]  # rows, curves and seconds of a part, the load before and after
+
+
+def measure(names: list[str], path: Path, console: Console) -> dict[str, Measured]:
+    """Every part; `path` keeps those that are done. What failed is not kept: it is tried again."""
+    done = kept(path)
     for name in names:
+        if name in done:
+            console.print(f"{name}: kept from a run that was stopped", style="dim")
+            continue
         console.print(f"{name} …", style="dim")
-        start = time.perf_counter()
+        start, load = time.perf_counter(), os.getloadavg()[0]
+        curves: list[growth.Curve] = []
         try:
-            rows += PARTS[name]()
-        except (Exception, SystemExit) as error:  # costs this part's rows, not those of an hour
+            rows = PARTS[name]()
+            curves = CURVES[name]() if name in CURVES else []
+        except (Exception, SystemExit) as error:  # costs this part's rows, not those of the others
             console.print_exception()
-            rows.append(not_measured(name, f"not measured: {type(error).__name__}", ""))
-        seconds[name] = time.perf_counter() - start
-    return rows, seconds
+            rows = [not_measured(name, f"{FAILED}: {type(error).__name__}", "")]
+        done[name] = {
+            "rows": [asdict(row) for row in rows],
+            "curves": [asdict(curve) for curve in curves],
+            "seconds": time.perf_counter() - start,
+            "load": [load, os.getloadavg()[0]],
+        }
+        write(path, {"code": code(), "parts": done})
+    return {name: done[name] for name in names}
+
+
+def kept(path: Path) -> dict[str, Measured]:
+    """Parts that a run of the same code measured before it was stopped."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["code"] != code():
+        return {}
+    return {
+        name: part
+        for name, part in found["parts"].items()
+        if not any(row["against"].startswith(FAILED) for row in part["rows"])
+    }
+
+
+@cache
+def code() -> str:
+    """A checksum of what is measured and of what measures it."""
+    files = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def table(rows: list[Row]) -> Table:
@@ -150,25 +197,26 @@ def main() -> None:
         parser.error(f"no part is called {unknown[0]!r}; known: {', '.join(PARTS)}")
     torch.set_num_threads(1)
     console = Console()
-    load = [os.getloadavg()[0]]
-    rows, seconds = measure(names, console)
-    load.append(os.getloadavg()[0])
-    console.print(table(rows))
-    curves = growth.curves() if "growth" in names else []
     options.out.mkdir(parents=True, exist_ok=True)
-    environment = describe_environment(torch.device("cpu"))
+    stopped = options.out / "stopped.json"
+    parts = measure(names, stopped, console)
+    rows = [Row(**row) for part in parts.values() for row in part["rows"]]
+    curves = [growth.Curve.of(curve) for part in parts.values() for curve in part["curves"]]
+    console.print(table(rows))
     some = "" if names == [*PARTS] else f" --only {options.only}"
+    loads = [load for part in parts.values() for load in part["load"]]
     record: dict[str, Any] = {
         "command": f"python -m benchmarks.bench{some}",
         "date": datetime.now(UTC).date().isoformat(),
-        "environment": environment | {"load_before_and_after": load},
-        "seconds": seconds,
+        "environment": describe_environment(torch.device("cpu")) | {"load_before_and_after": [loads[0], loads[-1]]},
+        "seconds": {name: part["seconds"] for name, part in parts.items()},
         "rows": [asdict(row) for row in rows],
         "curves": [asdict(curve) for curve in curves],
     }
-    (options.out / "bench.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(options.out / "bench.json", record)
     plot(rows, curves, options.out / "bench.png")
-    console.print(f"{sum(seconds.values()):.0f} s; written to {options.out}", soft_wrap=True)
+    stopped.unlink()
+    console.print(f"{sum(record['seconds'].values()):.0f} s; written to {options.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

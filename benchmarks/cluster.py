@@ -1,6 +1,6 @@
 """What a round of simulated clients costs beyond training on a Ray cluster: two of Ray's nodes on loopback.
 
-python -m benchmarks.cluster [--clients 5,20,100] [--rounds 3]
+python -m benchmarks.cluster [--clients 5,20,100] [--rounds 4]
 """
 
 import argparse

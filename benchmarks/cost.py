@@ -2,8 +2,8 @@
 
     python -m benchmarks.cost '{"partition.num_clients": 30}'
 
-The settings go on top of the preset `smoke`. Three rounds are run as `fedssl run` does it, with client states and
-checkpoints on disk; the second is timed: every client has a state by then, and the last one ends with an evaluation.
+The settings go on top of the preset `smoke`. Rounds are run as `fedssl run` does it, with client states and
+checkpoints on disk; the second is timed, in which every client has a state, and the run is stopped after it.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,11 @@ def cost_here(settings: dict[str, Any]) -> Cost:
 
         def round_finished(self, record: dict[str, Any]) -> None:  # noqa: ARG002
             self.ends.append(time.process_time())
+            if len(self.ends) == 3:
+                raise KeyboardInterrupt
 
     watch = Stopwatch()
-    with tempfile.TemporaryDirectory(prefix="fedssl-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedssl-bench-") as folder, suppress(KeyboardInterrupt):
         load("smoke", ALWAYS | settings).run(folder, watch)
     return Cost(watch.ends[2] - watch.ends[1], peak_bytes() / 1e6)
 

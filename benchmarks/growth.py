@@ -9,7 +9,7 @@ Every point is a run in a process of its own (cost.py). The slope through the lo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.cost import Cost, cost
 from benchmarks.measuring import Row, grows, slope, within
@@ -33,6 +33,11 @@ class Curve:
     unit: str
     sizes: list[float]
     costs: list[Cost]
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """As `asdict` wrote it."""
+        return cls(record["name"], record["unit"], record["sizes"], [Cost(**cost) for cost in record["costs"]])
 
     def exponent(self, of: str) -> float:
         return slope(self.sizes, [getattr(cost, of) for cost in self.costs])

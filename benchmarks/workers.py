@@ -19,7 +19,7 @@ from fedssl.experiment.config.layers import load_config
 from fedssl.federation.engines.processes import ProcessEngine
 from fedssl.federation.rounds import ServerState, run_rounds
 
-NEEDED, ROUNDS = 1.7, 4
+NEEDED, ROUNDS = 1.7, 3
 SETTINGS = {
     "data.train_images": 4 * 512,
     "partition.name": "iid",

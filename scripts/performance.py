@@ -1,6 +1,6 @@
-"""The numbers of docs/performance.md: what `make bench` measured, kept in results/bench.json.
+"""The numbers of docs/performance.md and docs/scale.md: what `make bench` measured, kept in results/bench.json.
 
-    python -m scripts.performance                     fills the page and its picture from the record
+    python -m scripts.performance                     fills the pages and the picture from the record
     python -m scripts.performance record FILE [NOTE]  puts the rows of a bench.json of yours into the record
 
 A row that is measured again replaces the one before. Every row names its run: the date, the machine and its load.
@@ -17,7 +17,8 @@ from benchmarks.measuring import Row, number
 from fedssl.experiment.records.run_record import read_json
 from scripts.trials import RESULTS, ROOT
 
-PAGE, PICTURE, RECORD = ROOT / "docs/performance.md", ROOT / "docs/performance.png", RESULTS / "bench.json"
+PAGES = ROOT / "docs/performance.md", ROOT / "docs/scale.md"
+PICTURE, RECORD = ROOT / "docs/performance.png", RESULTS / "bench.json"
 BLOCK = r"(?s)(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
 VERDICTS = {True: "pass", False: "**fail**", None: "–"}
 Record = dict[str, Any]
@@ -75,20 +76,26 @@ def runs_list(record: Record) -> str:
     return "".join(lines)
 
 
-def table(record: Record) -> str:
+def table(record: Record, targets: str = "") -> str:
+    """Of all rows, or of those whose target matches."""
     head = "| target | against | unit | baseline | ours | ratio | needed | | run |"
     run_of = letters(record)
     lines = [head, "|---|---|---|---:|---:|---:|---:|---|---|"]
     for row in record["rows"]:
+        if not re.match(targets, row["target"]):
+            continue
         numbers = [number(row[name]) for name in ("baseline", "ours", "ratio")]
         named = [row["target"], row["against"], row["unit"], *numbers, row["needed"], VERDICTS[row["passed"]]]
         lines.append(f"| {' | '.join([*named, run_of[row['run']]])} |")
     return "".join(f"{line}\n" for line in lines)
 
 
-def curves_table(record: Record) -> str:
+def curves_table(record: Record, name: str = "") -> str:
+    """Of all curves, or of one."""
     lines = ["| as this grows | sizes | CPU seconds a round | peak memory, MB | run |", "|---|---|---|---|---|"]
     for curve in record["curves"]:
+        if name not in ("", curve["name"]):
+            continue
         seconds, megabytes = (
             ", ".join(plain(cost[kind]) for cost in curve["costs"]) for kind in ("seconds", "megabytes")
         )
@@ -103,8 +110,14 @@ def plain(value: float) -> str:
 
 
 def filled(page: str, record: Record) -> str:
-    """The page with the numbers of the record."""
-    made = {"bench": table(record), "bench runs": runs_list(record), "bench curves": curves_table(record)}
+    """A page with the numbers of the record."""
+    made = {
+        "bench": table(record),
+        "bench runs": runs_list(record),
+        "bench curves": curves_table(record),
+        "bench sites": table(record, r"(9|13) |.* sites$"),
+        "bench sites curve": curves_table(record, "sites"),
+    }
     for name, text in made.items():
         page = re.sub(BLOCK.format(name=name), lambda found, text=text: found[1] + text + found[2], page)
     return page
@@ -112,15 +125,10 @@ def filled(page: str, record: Record) -> str:
 
 def draw(record: Record) -> None:
     from benchmarks import bench
-    from benchmarks.cost import Cost
     from benchmarks.growth import Curve
 
     rows = [Row(**{key: value for key, value in row.items() if key != "run"}) for row in record["rows"]]
-    curves = [
-        Curve(one["name"], one["unit"], one["sizes"], [Cost(**cost) for cost in one["costs"]])
-        for one in record["curves"]
-    ]
-    bench.plot(rows, curves, PICTURE)
+    bench.plot(rows, [Curve.of(one) for one in record["curves"]], PICTURE)
 
 
 def main(words: list[str]) -> None:
@@ -129,8 +137,10 @@ def main(words: list[str]) -> None:
         RECORD.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     elif words:
         sys.exit(__doc__)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), read_json(RECORD)), encoding="utf-8")
-    draw(read_json(RECORD))
+    record = read_json(RECORD)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), record), encoding="utf-8")
+    draw(record)
 
 
 if __name__ == "__main__":

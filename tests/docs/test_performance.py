@@ -1,6 +1,8 @@
-"""docs/performance.md shows the record of `make bench` as it is, and says the rest in few words."""
+"""docs/performance.md and docs/scale.md show the record of `make bench` as it is, and say the rest in few words."""
 
 import re
+
+import pytest
 
 from fedssl.experiment.records.run_record import read_json
 from scripts import performance
@@ -10,14 +12,22 @@ ROW = {"unit": "s", "baseline": 2.0, "ours": 1.0, "ratio": 0.5, "needed": "≤ 1
 ABOUT = {"cpu": "C", "cores": 2, "python": "3", "packages": {"torch": "2"}, "git_commit": "x"}
 
 
-def test_the_page_shows_the_record_as_it_is():
-    page = performance.PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", performance.PAGES, ids=lambda path: path.stem)
+def test_a_page_shows_the_record_as_it_is(path):
+    page = path.read_text(encoding="utf-8")
     assert performance.filled(page, RECORD) == page, "run `make results`"
-    assert page.count(f"| {RECORD['rows'][0]['target']} |") == 1
+
+
+def test_every_row_is_on_the_page_and_those_of_sites_on_theirs():
+    speed, scale = (path.read_text(encoding="utf-8") for path in performance.PAGES)
+    for row in RECORD["rows"]:
+        shown = f"| {row['target']} | {row['against']} |"
+        assert speed.count(shown) == 1
+        assert scale.count(shown) == row["target"].startswith(("9 ", "13 ")) + row["target"].endswith(" sites")
 
 
 def test_the_page_is_short():
-    page = performance.PAGE.read_text(encoding="utf-8")
+    page = performance.PAGES[0].read_text(encoding="utf-8")
     assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 750
 
 

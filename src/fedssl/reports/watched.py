@@ -1,4 +1,4 @@
-"""A run as it stands now, whether it goes on, was killed or is over: read again and again, however half written."""
+"""A run as it stands now, whether it is running, was killed or is over: read again and again, however half written."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ class ClientNow:
     """A row of the table of clients."""
 
     title: str
-    state: str  # one of WORDS; "": the run does not go on
+    state: str  # one of WORDS; "": the run is not running
     text: str
     delivered: str
     failures: int
@@ -108,7 +108,7 @@ class Watched:
         return self.path.resolve().name
 
     def look(self) -> RunNow:
-        """Whatever is wrong with its files is said on the page, which goes on."""
+        """Whatever is wrong with its files is said on the page, which stays up."""
         try:
             return self._look()
         except Exception as error:

@@ -90,3 +90,12 @@ def test_a_constructor_takes_at_most_four_arguments_without_their_names():
     }
     assert len(made_here) > 100
     assert {f"{one.__module__}:{one.__name__}": positional(one) for one in made_here if len(positional(one)) > 4} == {}
+
+
+def test_a_function_is_at_most_sixty_lines_long():
+    long = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
+                long[f"{path.name}:{node.name}"] = node.end_lineno - node.lineno + 1
+    assert long == {}

@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import inspect
+import pkgutil
 
 import torch
 
@@ -13,6 +15,8 @@ from tests.helpers.pictures import write_folder
 PUBLIC = {
     "load": "fedssl.experiment.experiment:load",
     "Experiment": "fedssl.experiment.experiment:Experiment.run",
+    "RunReport": "fedssl.experiment.experiment:RunReport",
+    "FedsslError": "fedssl.core.errors:FedsslError",
     "Observer": "fedssl.experiment.observers:Observer",
     "make_view": "fedssl.experiment.progress.views:make_view",
     "load_encoder": "fedssl.encoders.trained:load_encoder",
@@ -53,9 +57,19 @@ def test_examples_of_public_functions_give_what_they_show(tmp_path, monkeypatch)
         assert runner.run(example).failed == 0, name
 
 
-def test_every_public_function_is_among_them():
-    functions = {name for name in fedssl.__all__ if not isinstance(getattr(fedssl, name), type)}
-    assert functions <= set(PUBLIC)
-    for name in functions:
+def test_every_public_name_is_among_them():
+    assert set(dir(fedssl)) - {"__version__"} <= set(PUBLIC)
+    for name in fedssl.__all__:
         module, _, path = PUBLIC[name].partition(":")
-        assert getattr(importlib.import_module(module), path) is getattr(fedssl, name)
+        assert getattr(importlib.import_module(module), path.partition(".")[0]) is getattr(fedssl, name)
+
+
+def test_so_is_every_function_that_a_package_exports():
+    names = [one.name for one in pkgutil.walk_packages(fedssl.__path__, "fedssl.") if one.ispkg]
+    exporting = [one for one in map(importlib.import_module, names) if hasattr(one, "__all__")]
+    assert exporting
+    places = [path.partition(":") for path in PUBLIC.values()]
+    known = {getattr(importlib.import_module(module), name.partition(".")[0]) for module, _, name in places}
+    for one in exporting:
+        functions = {getattr(one, name) for name in one.__all__ if inspect.isfunction(getattr(one, name))}
+        assert functions <= known, one.__name__

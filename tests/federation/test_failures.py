@@ -93,8 +93,8 @@ def test_its_state_is_as_before_the_round(tmp_path):
 def test_a_client_that_raises_in_mid_epoch_is_a_failure(tmp_path):
     federation = Federation(tmp_path)
 
-    def watch(client_id, done, total, images):
-        if (client_id, done) == (1, 2):
+    def watch(text, done, total, client, images):
+        if (client, done) == (1, 2):
             raise RuntimeError("at batch 2")
 
     replies = [

@@ -126,8 +126,12 @@ def test_global_random_state_is_left_alone():
 
 def test_progress_counts():
     calls = []
+
+    def record(text, done, total, images):
+        calls.append((done, total, images))
+
     training = LocalTraining(epochs=2, batch_size=8)
-    train_locally(make_method(), make_images(20).pixels, Recipe(), training, 0.1, 0, lambda *c: calls.append(c))
+    train_locally(make_method(), make_images(20).pixels, Recipe(), training, 0.1, 0, record)
     assert calls == [(1, 4, 8), (2, 4, 16), (3, 4, 24), (4, 4, 32)]
 
 

@@ -1,7 +1,8 @@
 """`fedssl client`: a site of a deployment, and what a person there may look at and decide."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,68 +10,84 @@ from fedssl.cli.deployment import InsecureAnywhere, stopping
 from fedssl.cli.options import AllowCode
 from fedssl.core.extras import need
 
+if TYPE_CHECKING:
+    from fedssl.deployment.site import Site
+
 client_app = typer.Typer()
 policy_app = typer.Typer(help="What a server may ask of this site.", no_args_is_help=True)
 client_app.add_typer(policy_app, name="policy")
 Run = Annotated[str, typer.Argument(help="the run's id, or its beginning", metavar="RUN")]
 StateFolder = Annotated[Path | None, typer.Option("--state", help="the client's state folder  [default: state/NAME]")]
 Name = Annotated[str, typer.Option("--name", help="the client's name, if several have their state in state/")]
+Address = Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="the server's address  [required]")]
+Data = Annotated[
+    str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
+]
+EvalTrain = Annotated[
+    str, typer.Option(help="labelled images of this site, to see how good the model is here; only counts leave")
+]
+EvalTest = Annotated[
+    str, typer.Option(help="those to test with  [default: a fifth of --eval-train, or of labelled --data]")
+]
+OwnState = Annotated[
+    Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
+]
+Authority = Annotated[Path, typer.Option(help="the CA that vouches for the server")]
+Key = Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")]
+Roster = Annotated[
+    Path | None,
+    typer.Option(help="the keys of all sites, for secure aggregation  [default: keys/roster, if it is there]"),
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(help="policy.toml: what a server may ask of this site; `fedssl client policy init` writes one"),
+]
+RequirePrivacy = Annotated[
+    str | None, typer.Option(help="the privacy that runs must have: any, central, distributed, local")
+]
+RequireSecure = Annotated[
+    bool | None,
+    typer.Option("--require-secure-aggregation", help="only runs whose server sees sums, no single upload"),
+]
+AllowFeatures = Annotated[
+    bool | None, typer.Option("--allow-features", help="also those of `fedssl methods` that send features of images")
+]
+NoEvaluation = Annotated[bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")]
+AcceptChanged = Annotated[
+    bool, typer.Option("--accept-changed-data", help="images were withdrawn or added since: continue and record it")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")]
+USUAL_CA = Path("certificates/ca.pem")
 
 
 @client_app.callback(invoke_without_command=True)
 def client(
     context: typer.Context,
     name: Annotated[str, typer.Option(help="this client's name, as the server knows it  [required]")] = "",
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address  [required]")] = "",
-    data: Annotated[
-        str, typer.Option(help="this site's images: a folder, an array, a manifest; default: the run's own dataset")
-    ] = "",
-    eval_train: Annotated[
-        str, typer.Option(help="labelled images of this site, to see how good the model is here; only counts leave")
-    ] = "",
-    eval_test: Annotated[
-        str, typer.Option(help="those to test with  [default: a fifth of --eval-train, or of labelled --data]")
-    ] = "",
-    state: Annotated[
-        Path | None, typer.Option(help="what this client keeps between rounds; back it up  [default: state/NAME]")
-    ] = None,
-    ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
-    key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
-    roster: Annotated[
-        Path | None,
-        typer.Option(help="the keys of all sites, for secure aggregation  [default: keys/roster, if it is there]"),
-    ] = None,
+    server: Address = "",
+    data: Data = "",
+    eval_train: EvalTrain = "",
+    eval_test: EvalTest = "",
+    state: OwnState = None,
+    ca: Authority = USUAL_CA,
+    key: Key = None,
+    roster: Roster = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …  [default: as the server's settings]")] = "",
     allow_code: AllowCode = None,
     allow_network: Annotated[str, typer.Option(hidden=True)] = "",
-    policy: Annotated[
-        Path | None,
-        typer.Option(help="policy.toml: what a server may ask of this site; `fedssl client policy init` writes one"),
-    ] = None,
-    require_privacy: Annotated[
-        str | None, typer.Option(help="the privacy that runs must have: any, central, distributed, local")
-    ] = None,
-    require_secure_aggregation: Annotated[
-        bool | None,
-        typer.Option("--require-secure-aggregation", help="only runs whose server sees sums, no single upload"),
-    ] = None,
+    policy: PolicyFile = None,
+    require_privacy: RequirePrivacy = None,
+    require_secure_aggregation: RequireSecure = None,
     min_sites: Annotated[int | None, typer.Option(help="the least sites that a secure sum must hold")] = None,
     min_noise: Annotated[float | None, typer.Option(help="the least privacy.noise_multiplier")] = None,
     max_clip: Annotated[float | None, typer.Option(help="the largest privacy.clip_norm")] = None,
-    allow_features: Annotated[
-        bool | None,
-        typer.Option("--allow-features", help="also those of `fedssl methods` that send features of images"),
-    ] = None,
-    no_evaluation: Annotated[
-        bool, typer.Option("--no-evaluation", help="send no counts, whatever labels are here")
-    ] = False,
+    allow_features: AllowFeatures = None,
+    no_evaluation: NoEvaluation = False,
     max_disk: Annotated[float | None, typer.Option(help="GB that --state may take  [default: 50]")] = None,
     max_runs: Annotated[int | None, typer.Option(help="runs that --state may hold  [default: 100]")] = None,
-    accept_changed_data: Annotated[
-        bool, typer.Option("--accept-changed-data", help="images were withdrawn or added since: continue and record it")
-    ] = False,
+    accept_changed_data: AcceptChanged = False,
     wait: Annotated[float, typer.Option(min=1.0, help="seconds without being accepted before it gives up")] = 3600.0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
+    insecure: Insecure = False,
     insecure_anywhere: InsecureAnywhere = False,
 ) -> None:
     """A client of a deployment: trains on its own images whenever the server asks, until it is stopped.
@@ -85,59 +102,36 @@ def client(
     """
     if context.invoked_subcommand:
         return
-    for option, value in (("--name", name), ("--server", server)):
-        if not value:
-            raise typer.BadParameter("must be given", param_hint=option)
     need("flower", "fedssl client")
-    from fedssl.core.settings import check_client_name
     from fedssl.deployment.policy import load_policy
-    from fedssl.deployment.site import Site, take_part
+    from fedssl.deployment.site import take_part
 
-    check_client_name(name, "--name")
-    options = {
-        "require_privacy": require_privacy,
-        "require_secure_aggregation": require_secure_aggregation,
-        "min_sites": min_sites,
-        "min_noise": min_noise,
-        "max_clip": max_clip,
-        "allow_features": allow_features,
-        "evaluation": False if no_evaluation else None,
-        "max_disk": max_disk,
-        "max_runs": max_runs,
-    }
+    site = _site(name, server, state, insecure=insecure, ca=ca, key=key, roster=roster)
+    limits: dict[str, Any] = {"min_sites": min_sites, "min_noise": min_noise, "max_clip": max_clip}
+    limits |= {"require_privacy": require_privacy, "require_secure_aggregation": require_secure_aggregation}
+    limits |= {"allow_features": allow_features, "max_disk": max_disk, "max_runs": max_runs}
+    limits |= {"evaluation": False} if no_evaluation else {}
+    given = {name: value for name, value in limits.items() if value is not None}
     if allow_network:
         typer.echo("warning: --allow-network will go away: say --allow-code PACKAGE", err=True)
-    site = Site(
-        name=name,
-        server=server,
-        state=state or Path("state") / name,
-        data=data,
-        eval_train=eval_train,
-        eval_test=eval_test,
-        ca=None if insecure else ca.absolute(),
-        key=None if insecure else (key or Path("keys") / f"{name}.key").absolute(),
-        roster=_roster(roster),
-        device=device,
-        allow_code=(*(allow_code or ()), *filter(None, [allow_network])),
-        insecure_anywhere=insecure_anywhere,
-        accept_changed_data=accept_changed_data,
-        policy=load_policy(policy, {key: value for key, value in options.items() if value is not None}),
-    )
+    allowed = (*(allow_code or ()), *filter(None, [allow_network]))
+    own: dict[str, Any] = {"data": data, "eval_train": eval_train, "eval_test": eval_test, "device": device}
+    own |= {"insecure_anywhere": insecure_anywhere, "accept_changed_data": accept_changed_data, "allow_code": allowed}
     with stopping("stopped"):
-        take_part(site, typer.echo, wait)
+        take_part(replace(site, **own, policy=load_policy(policy, given)), typer.echo, wait)
 
 
 @client_app.command("check")
 def client_check(
-    name: Annotated[str, typer.Option(help="this client's name, as the server knows it")],
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server's address")],
-    data: Annotated[str, typer.Option(help="this site's images")] = "",
-    state: Annotated[Path | None, typer.Option(help="what this client keeps  [default: state/NAME]")] = None,
-    ca: Annotated[Path, typer.Option(help="the CA that vouches for the server")] = Path("certificates/ca.pem"),
-    key: Annotated[Path | None, typer.Option(help="this node's private key  [default: keys/NAME.key]")] = None,
-    roster: Annotated[Path | None, typer.Option(help="the keys of all sites  [default: keys/roster]")] = None,
-    policy: Annotated[Path | None, typer.Option(help="this site's policy.toml")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no key; to this machine only")] = False,
+    name: Annotated[str, typer.Option(help="this client's name, as the server knows it  [required]")] = "",
+    server: Address = "",
+    data: Data = "",
+    state: OwnState = None,
+    ca: Authority = USUAL_CA,
+    key: Key = None,
+    roster: Roster = None,
+    policy: PolicyFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Whether this site can take part: a line for each thing that it needs, with the remedy; exit code 0 if all hold.
 
@@ -148,31 +142,37 @@ def client_check(
       fedssl client check --name north --server fl.example.org:443 --data /images
     """
     need("flower", "fedssl client check")
-    from fedssl.core.settings import check_client_name
-    from fedssl.deployment.site import Site
     from fedssl.deployment.site_check import check_site
 
-    check_client_name(name, "--name")
-    site = Site(
-        name=name,
-        server=server,
-        state=state or Path("state") / name,
-        data=data,
-        ca=None if insecure else ca,
-        key=None if insecure else key or Path("keys") / f"{name}.key",
-        roster=_roster(roster),
-    )
+    site = _site(name, server, state, insecure=insecure, ca=ca, key=key, roster=roster)
     all_hold = True
-    for line in check_site(site, policy):
+    for line in check_site(replace(site, data=data), policy):
         typer.echo(line)
         all_hold = all_hold and bool(line.holds)
     if not all_hold:
         raise typer.Exit(1)
 
 
-def _roster(given: Path | None) -> Path | None:
-    usual = Path("keys/roster")
-    return given.absolute() if given else usual.absolute() if usual.is_file() else None
+def _site(
+    name: str, server: str, state: Path | None, *, insecure: bool, ca: Path, key: Path | None, roster: Path | None
+) -> "Site":
+    """What both commands are given, with the usual places of files."""
+    from fedssl.core.settings import check_client_name
+    from fedssl.deployment.site import Site
+
+    for option, value in (("--name", name), ("--server", server)):
+        if not value:
+            raise typer.BadParameter("must be given", param_hint=option)
+    check_client_name(name, "--name")
+    usual = Path("keys/roster").absolute()
+    return Site(
+        name=name,
+        server=server,
+        state=state or Path("state") / name,
+        ca=None if insecure else ca,
+        key=None if insecure else key or Path("keys") / f"{name}.key",
+        roster=roster.absolute() if roster else usual if usual.is_file() else None,
+    )
 
 
 @policy_app.command("init")

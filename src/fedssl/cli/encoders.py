@@ -9,6 +9,10 @@ import typer
 from fedssl.cli.options import AllowCode, Client, DataSettings, Device, Encoder, Network, Run
 
 encoders_app = typer.Typer()
+BatchNorm = Annotated[str | None, typer.Option(help="running, reestimated or both  [default: both; semi-*: running]")]
+Epochs = Annotated[
+    str, typer.Option(help="NUMBER for all that trains, or linear=N,semi=N,supervised=N  [default: 200, 100, 100]")
+]
 MOST_LISTED = 20  # refused images on the screen; the file beside the result names all
 
 
@@ -37,18 +41,14 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="any of knn, linear, semi-1, semi-10, with commas")] = "knn,linear",
     variant: Annotated[str, typer.Option(help="paper, or authors: as their published code does it")] = "paper",
     seeds: Annotated[int, typer.Option(help="repeat what draws random numbers with this many seeds")] = 1,
-    batchnorm: Annotated[
-        str | None, typer.Option(help="running, reestimated or both  [default: both; semi-*: running]")
-    ] = None,
+    batchnorm: BatchNorm = None,
     data: Annotated[str | None, typer.Option(help="another dataset than the run's: transfer")] = None,
     settings: DataSettings = None,
     baseline: Annotated[str, typer.Option(help="random, supervised or both with a comma")] = "",
     clients: Annotated[
         bool, typer.Option("--clients", help="each client's own encoder too, and on its own classes")
     ] = False,
-    epochs: Annotated[
-        str, typer.Option(help="NUMBER for all that trains, or linear=N,semi=N,supervised=N  [default: 200, 100, 100]")
-    ] = "",
+    epochs: Epochs = "",
     device: Device = "auto",
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="keep features in the run folder")] = True,
     allow_code: AllowCode = None,
@@ -247,15 +247,16 @@ def finetune(
     )
     _list_refused(made.refused, made.folder / "skipped.jsonl")
     typer.echo(f"learnt {len(made.classifier.class_names)} classes from {made.learnt_from:,} images")
-    if made.score:
-        low, high = made.score.interval
-        typer.echo(
-            f"accuracy: {100 * made.score.accuracy:.1f} % of {made.score.n:,} test images "
-            f"(95 % interval {100 * low:.1f}–{100 * high:.1f})"
-        )
-    else:
-        typer.echo("no accuracy can be given without test images (--test, --test-fraction)")
+    typer.echo(_score_text(made.score))
     typer.echo(f"classifier: {made.folder}")
+
+
+def _score_text(score: Any) -> str:
+    if not score:
+        return "no accuracy can be given without test images (--test, --test-fraction)"
+    low, high = score.interval
+    between = f"95 % interval {100 * low:.1f}–{100 * high:.1f}"
+    return f"accuracy: {100 * score.accuracy:.1f} % of {score.n:,} test images ({between})"
 
 
 @encoders_app.command()

@@ -15,7 +15,14 @@ def reason(error: Exception) -> str:
 
 
 class FedsslError(Exception):
-    """Bad input or an unusable environment: the command prints the text and exits with `exit_code`, no traceback."""
+    """Bad input or an unusable environment: the command prints the text and exits with `exit_code`, no traceback.
+
+    >>> try:
+    ...     fedssl.load("smoke", {"rounds": 0})
+    ... except fedssl.FedsslError as error:
+    ...     print(error)
+    rounds: 0 is not a whole number 1 or more
+    """
 
     exit_code = 2
 

@@ -1,7 +1,7 @@
 """audit.jsonl: a site's record of every task and of all that left it, one line each, chained by hash.
 
 A line ends with the SHA-256 of all that stands before it, and holds that of the line before: what is changed, removed
-or put in between is noticed. What a kill left of a line stays where it is; the next one names it and the chain goes on.
+or put in between is noticed. What a kill left of a line stays; the next one names it and the chain continues.
 """
 
 import hashlib

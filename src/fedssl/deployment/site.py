@@ -75,7 +75,7 @@ class Site:
             "state": str(self.state.absolute()),
             **{name: place and str(Path(place).absolute()) for name, place in self._places().items()},
             "device": self.device,
-            "key": self.roster and self.key and str(self.key),
+            "key": self.roster and self.key and str(self.key.absolute()),
             "roster": self.roster and str(self.roster),
             "allow-code": ",".join(self.allow_code),
             "accept-changed-data": self.accept_changed_data and "yes",

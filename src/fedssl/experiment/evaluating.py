@@ -54,7 +54,10 @@ class Evaluator:
         return number in (0, self.config.run.rounds) or bool(every and number % every == 0)
 
     def measure_sites(self, state: ServerState, failed: Sequence[Failure]) -> Evaluated | None:
-        """What the sites count with their own labels; `failed`: in this round, so that nobody waits for them again."""
+        """What the sites count with their own labels; `failed`: in this round, so that nobody waits for them again.
+
+        A client that will not, or has no labels, is named once and is no failure.
+        """
         if self.sites is None or not self._due(state.round_number):
             return None
         self.view.progress("accuracy at the sites", 0, None)
@@ -62,6 +65,12 @@ class Evaluator:
         with self.clock.part("evaluation"):
             evaluated = self.sites.measure(state, away)
         self._core_seconds += time.process_time() - started
+        for one in evaluated.failures:
+            if one.code == "refused":
+                text = one.described(self.parts.partition.title(one.client_id))
+                self.view.say(f"note: accuracy at the sites: {text}")
+        if evaluated.problem:
+            self.view.say(f"warning: accuracy at the sites: {evaluated.problem}")
         return evaluated
 
     def _measured(self, state: ServerState, full: bool) -> Measured:

@@ -37,7 +37,12 @@ from fedssl.federation.privacy.budget import with_noise_key
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run came to: `summary` is the content of summary.json. It can be given wherever a run folder is wanted."""
+    """What a run came to: `summary` is the content of summary.json. It can be given wherever a run folder is wanted.
+
+    >>> report = fedssl.load("smoke", {"rounds": 1}).run("runs/y")
+    >>> report.folder.name, fedssl.load_encoder(report).training
+    ('y', False)
+    """
 
     folder: Path
     summary: dict[str, Any]

@@ -35,7 +35,6 @@ from fedssl.federation.checkpoint import Checkpoint, CheckpointStore
 from fedssl.federation.messages import Failure
 from fedssl.federation.privacy.budget import noise_print, with_noise_key
 from fedssl.federation.rounds import Round, ServerState, TooFewClientsError, run_rounds
-from fedssl.federation.site_evaluation import Evaluated
 
 
 @dataclass(kw_only=True)
@@ -121,23 +120,10 @@ class Loop:
         evaluated = self.evaluator.measure_sites(state, failed)
         if evaluated is None:
             return measured.values
-        record = self._at_sites(evaluated)
+        self._record_failures([one for one in evaluated.failures if one.code != "refused"])
+        record = evaluated.as_record()
         self.results.add_sites(state.round_number, rounds, record["counts"])
         return measured.values | {"at_sites": record}
-
-    def _at_sites(self, evaluated: Evaluated) -> dict[str, Any]:
-        """For the record; a client that will not, or has no labels, is named once and is no failure."""
-        refused = [one for one in evaluated.failures if one.code == "refused"]
-        for one in refused:
-            self.view.say(f"note: accuracy at the sites: {one.described(self.parts.partition.title(one.client_id))}")
-        self._record_failures([one for one in evaluated.failures if one not in refused])
-        if evaluated.problem:
-            self.view.say(f"warning: accuracy at the sites: {evaluated.problem}")
-        return {
-            "counts": [one.as_record() for one in evaluated.counts],
-            "bytes_down": evaluated.bytes_down,
-            "bytes_up": evaluated.bytes_up,
-        }
 
     def _keep(self, state: ServerState, record: dict[str, Any], outcome: Round | None = None) -> None:
         """The record first: a checkpoint promises that its rounds are recorded, and surplus lines are cut back."""

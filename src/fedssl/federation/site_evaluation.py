@@ -7,7 +7,7 @@ training. Where uploads are summed securely the counts are, too: the server lear
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedssl.core.files import remove_folder
 from fedssl.core.sealed import rounds_in, seal
@@ -114,6 +114,10 @@ class Evaluated:
     problem: str = ""
     bytes_down: int = 0
     bytes_up: int = 0
+
+    def as_record(self) -> dict[str, Any]:
+        counts = [one.as_record() for one in self.counts]
+        return {"counts": counts, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -227,7 +227,7 @@ def _over_rounds(record: RunRecord, name: str, label: str, factor: float = 1.0, 
 
 
 def _per_client(record: RunRecord, name: str, otherwise: str) -> list[Series]:
-    """A curve a client, or of secure sums the mean of all; where there is no such value, an error that says why."""
+    """One curve per client, or of secure sums the mean of all; where there is no such value, an error that says why."""
     points: dict[int, list[tuple[int, float]]] = {}
     for one in record.trained:
         for client in one["clients"]:

@@ -1,4 +1,4 @@
-"""A run as it stands now, whether it goes on, was killed or is over: read again and again, however half written."""
+"""A run as it stands now, whether it is running, was killed or is over: read again and again, however half written."""
 
 import contextlib
 import shutil
@@ -53,7 +53,7 @@ class ClientNow:
     """A row of the table of clients."""
 
     title: str
-    state: str  # one of WORDS; "": the run does not go on
+    state: str  # one of WORDS; "": the run is not running
     text: str
     delivered: str
     failures: int
@@ -92,7 +92,7 @@ class Watched:
         return self.path.resolve().name
 
     def look(self) -> RunNow:
-        """Whatever is wrong with its files is said on the page, which goes on."""
+        """Whatever is wrong with its files is said on the page, which stays up."""
         try:
             return self._look()
         except Exception as error:

@@ -252,7 +252,7 @@ class _Reader:
         return _Decoded([content.samples[number] for number, outcome in used if not outcome.refused], cached)
 
     def read_evaluation(self, content: Found, part: Part, place: str, columns: Mapping[str, str]) -> _Decoded | None:
-        """The images at the place if one is given, else those that the training data set apart; None: no such."""
+        """The images at the place if one is given, else those that the training data hold out; None: there are none."""
         if place:
             content = self.find(place, f"data.{part}", "auto", columns, True)
             separate = any(sample.part == part for sample in content.samples)
@@ -319,7 +319,7 @@ def _recognised(place: str) -> Layout:
 
 
 def _with_test_part(content: Found, fraction: float) -> Found:
-    """A share of every class set apart to test with; the same images whatever the seed of the run."""
+    """A share of every class held out to test with; the same images whatever the seed of the run."""
     training = [number for number, sample in enumerate(content.samples) if sample.part == "train"]
     if not training or any(content.samples[number].label is None for number in training):
         why = "".join(f" ({remark})" for remark in content.remarks)

@@ -1,7 +1,7 @@
 """The formats by name: the file of each, what it can hold, how it is written, and how it is used without fedssl."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Format:
     write: Write
     usage: Callable[[About], str]
     check: Callable[[About], None] = lambda _: None  # refuses a network that it cannot hold
+    _: KW_ONLY
     write_classifier: Callable[[Classifier, Path], object] | None = None  # into a folder; None: it holds encoders only
 
 
@@ -82,7 +83,7 @@ FORMATS: Registry[Format] = Registry(
             _write_onnx,
             _usage("onnx", "encoder.onnx"),
             lambda _: need("onnx", "--to onnx"),
-            _write_onnx_classifier,
+            write_classifier=_write_onnx_classifier,
         ),
         "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
         "hub": Format("model.safetensors", _write_ours, _usage("hub", "model.safetensors")),

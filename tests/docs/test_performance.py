@@ -18,7 +18,7 @@ def test_the_page_shows_the_record_as_it_is():
 
 def test_the_page_is_short():
     page = performance.PAGE.read_text(encoding="utf-8")
-    assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 750
+    assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 620
 
 
 def test_every_row_and_curve_names_a_run_and_every_run_is_used():

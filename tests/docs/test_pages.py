@@ -62,7 +62,7 @@ def words(text):
 
 
 def test_words_of_code_and_of_scripts_are_not_counted():
-    page = "# Two words\n\n```sh\na b\n```\n\n<!-- results: x -->\na | b\n<!-- end of results -->\n\n| and | `one` |\n|---|---|\n"
+    page = "# Two words\n\n```sh\na b\n```\n\n<!-- results: x -->\na | b\n<!-- end of results -->\n\n| and | `one` |\n"
     assert words(page) == 4
 
 

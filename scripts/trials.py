@@ -91,6 +91,8 @@ class TrialList:
 
     def table(self) -> str:
         known = [(trial, found) for trial in self.trials.values() if (found := self.records(trial))]
+        if not known:
+            return "Not run yet.\n"
         head = "| trial | seeds | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |"
         lines = [head, "|---|---|---|---|---|---|", *(row(trial, found) for trial, found in known), ""]
         return "".join(f"{line}\n" for line in [*lines, *(changes(trial) for trial, _ in known if trial.changed)])

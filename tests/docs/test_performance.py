@@ -28,7 +28,7 @@ def test_every_row_is_on_the_page_and_those_of_sites_on_theirs():
 
 def test_the_page_is_short():
     page = performance.PAGES[0].read_text(encoding="utf-8")
-    assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 750
+    assert len(re.sub(r"(?s)<!-- (bench.*?) -->.*?<!-- end of \1 -->", "", page).split()) <= 620
 
 
 def test_every_row_and_curve_names_a_run_and_every_run_is_used():

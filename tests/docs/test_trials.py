@@ -1,5 +1,6 @@
 """The lists of recorded runs, their records and the pages that show them must agree."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -72,6 +73,10 @@ def test_seeds_become_runs_and_a_row_has_their_mean_and_spread():
         trials.row(trial, found)
         == "| `one` | 2 | 10 + 2 | 30.0 ± 0.0 / 36.0 ± 0.0 | 40.0 ± 0.0 / 51.0 ± 1.4 | +15.0 ± 1.4 |"
     )
+
+
+def test_a_list_without_records_says_so(tmp_path):
+    assert dataclasses.replace(LISTS["demo"], results=tmp_path).table() == "Not run yet.\n"
 
 
 def test_a_record_says_what_was_run_and_what_it_cost(tmp_path):

@@ -30,6 +30,12 @@ def of_clients(records: list[Record]) -> dict[str, float]:
     return {name: statistics.fmean(one["clients"][name] for one in records) for name in records[0]["clients"]}
 
 
+def won_back(records: list[Record], plain: list[Record]) -> float:
+    """Against the plain average with the same seeds."""
+    seeds = [record["seed"] for record in records]
+    return linear(records) - linear([one for one in plain if one["seed"] in seeds])
+
+
 def table(known: Records) -> str:
     """Each rule's share of what is lost from IID to non-IID clients, and the clients that fare worst and best."""
     lost = linear(known["iid"]) - linear(known["non-iid"])
@@ -41,8 +47,8 @@ def table(known: Records) -> str:
         "|---|---|---|---|---|",
     ]
     for trial, records in known.items():
-        won, clients = linear(records) - linear(known["non-iid"]), of_clients(records)
-        back = f"{won:+.1f}" if trial.startswith("non-iid-") else ""
+        clients = of_clients(records)
+        back = f"{won_back(records, known['non-iid']):+.1f}" if trial.startswith("non-iid-") else ""
         worst, best = min(clients, key=clients.__getitem__), max(clients, key=clients.__getitem__)
         span = ", ".join(f"{clients[name]:.1f} ({name})" for name in dict.fromkeys((worst, best)))
         accuracy = mean_and_spread([record["trained"]["linear"] for record in records])

@@ -5,6 +5,8 @@ from dataclasses import asdict
 import numpy as np
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.settings import settings_of
+from fedssl.data import DATASETS
 from fedssl.data.dataset import Dataset, Images, fingerprint, where
 from fedssl.data.holdout import choose_labelled
 from fedssl.data.partition import IntArray
@@ -85,7 +87,9 @@ def _other(run: FinishedRun, request: Request) -> tuple[Choice, LabelledData]:
 
 def _as_in_run(run: FinishedRun, request: Request) -> Raw:
     """Files are brought to the run's size in the run's way, unless the request says otherwise."""
-    return asdict(decoding_of(run, read_encoder(run.folder.encoder).about)) if request.data == "folder" else {}
+    if "resampling" not in settings_of(DATASETS.find(request.data)):
+        return {}
+    return asdict(decoding_of(run, read_encoder(run.folder.encoder).about))
 
 
 def _chosen(run: FinishedRun, data: Choice, images: Images, fraction: float) -> IntArray:

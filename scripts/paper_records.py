@@ -50,10 +50,14 @@ class Part:
         if not any(one.measured.values for one in found.results):
             return "Not run yet.\n"
         blocks = ["\n".join(markdown_table(table)) for table in found.tables()]
-        blocks += [f"Order: {found.agreement.sentence()}"]
+        blocks.append(_wrapped(f"Order: {found.agreement.sentence()}"))
         if found.missing:
-            blocks.append(textwrap.fill(f"Missing: {'; '.join(found.missing)}.", 120, break_on_hyphens=False))
+            blocks.append(_wrapped(f"Missing: {'; '.join(found.missing)}."))
         return "\n\n".join(blocks) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def read_list() -> tuple[str, list[Part]]:

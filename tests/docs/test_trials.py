@@ -103,6 +103,7 @@ def test_the_frontier_has_what_no_cheaper_trial_beats():
 def rule_records(linear, *clients):
     return [
         {
+            "seed": 0,
             "trained": {"linear": linear},
             "clients": {str(number): value for number, value in enumerate(clients)},
             "random": {"knn": 30.0, "linear": 34.0},

@@ -212,9 +212,9 @@ def test_an_epoch_of_accumulated_batches_counts_batches():
     calls = []
     settings = LocalTraining(epochs=2, batch_size=8, accumulate=4)
     report = train_locally(
-        make_method(), make_images(24).pixels, Recipe(), settings, 0.1, 0, lambda *c: calls.append(c)
+        make_method(), make_images(24).pixels, Recipe(), settings, 0.1, 0, lambda *c, images: calls.append(images)
     )
-    assert (report.steps, len(calls)) == (6, 6)
+    assert (report.steps, calls) == (6, [8, 16, 24, 32, 40, 48])
 
 
 # --- every method, and what is refused -------------------------------------------------------------------------------

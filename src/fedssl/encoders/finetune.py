@@ -19,7 +19,7 @@ from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.own.folder import SILOS, look_like_sites
 from fedssl.encoders.classifier import FILE, Classifier, save_classifier
 from fedssl.encoders.embed import refusal_lines
-from fedssl.encoders.export.formats import FORMATS
+from fedssl.encoders.export.formats import FORMATS, find_format
 from fedssl.encoders.markdown import markdown
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, open_encoder, permission
 from fedssl.evaluation.features import compute_features
@@ -63,7 +63,7 @@ class Request:
         if not 0 <= self.test_fraction < 1:
             raise FedsslError(f"--test-fraction: {self.test_fraction:g} is not from 0 to below 1")
         for name in self.formats:
-            if FORMATS.typed(name).write_classifier is None:
+            if find_format(name).write_classifier is None:
                 able = " or ".join(name for name, one in FORMATS.items() if one.write_classifier)
                 raise FedsslError(f"--to: a classifier is written as {able}, not as {name}")
 
@@ -95,7 +95,7 @@ def fine_tune(
     (['cat', 'dog'], 12)
     """
     encoder = open_encoder(run, request.client, request.network, allow_code)
-    forms = [FORMATS.typed(name) for name in request.formats]
+    forms = [find_format(name) for name in request.formats]
     for form in forms:
         form.check(encoder.about)
     dataset = _labelled(encoder, request, progress)

@@ -27,6 +27,7 @@ class Format:
     usage: Callable[[About], str]
     check: Callable[[About], None] = lambda _: None  # refuses a network that it cannot hold
     _: KW_ONLY
+    extra: str = ""  # what has to be installed for it
     write_classifier: Callable[[Classifier, Path], object] | None = None  # into a folder; None: it holds encoders only
 
 
@@ -82,7 +83,7 @@ FORMATS: Registry[Format] = Registry(
             "encoder.onnx",
             _write_onnx,
             _usage("onnx", "encoder.onnx"),
-            lambda _: need("onnx", "--to onnx"),
+            extra="onnx",
             write_classifier=_write_onnx_classifier,
         ),
         "torch-export": Format("encoder.pt2", _write_torch_export, _usage("torch-export", "encoder.pt2")),
@@ -90,3 +91,11 @@ FORMATS: Registry[Format] = Registry(
     },
     base=Format,
 )
+
+
+def find_format(name: str) -> Format:
+    """The format of this name, before any work: what it needs is installed."""
+    form = FORMATS.typed(name)
+    if form.extra:
+        need(form.extra, f"--to {name}")
+    return form

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedssl import __version__
 from fedssl.core.files import Place, new_folder
 from fedssl.core.registry import AllowCode
-from fedssl.encoders.export.formats import FORMATS, Format
+from fedssl.encoders.export.formats import Format, find_format
 from fedssl.encoders.export.libraries import timm_config
 from fedssl.encoders.export.model_card import model_card
 from fedssl.encoders.trained import Client, Network, TrainedEncoder, trained_encoder
@@ -40,8 +40,8 @@ def export_encoder(
     >>> export_encoder("runs/x", "encoder", ["safetensors"]).files
     ['README.md', 'config.json', 'encoder.safetensors']
     """
+    forms = {name: find_format(name) for name in dict.fromkeys(formats or [""])}
     finished = FinishedRun.open(run, allow_code)
-    forms = {name: FORMATS.typed(name) for name in dict.fromkeys(formats or [""])}
     encoder = trained_encoder(finished, client, network)
     encoder.about.update(exported_by=f"fedssl {__version__}", license=license)
     for form in forms.values():

@@ -239,10 +239,10 @@ def stoppable_child(folder, where, numbers, said):
     from fedssl.federation import checkpoint, rounds
 
     def strike(function):
-        def struck(*values):
+        def struck(*values, **named):
             for number in numbers:
                 os.kill(os.getpid(), number)
-            return function(*values)
+            return function(*values, **named)
 
         return struck
 
@@ -253,7 +253,7 @@ def stoppable_child(folder, where, numbers, said):
     elif where == "aggregating":
         rounds.accept = strike(rounds.accept)
     else:
-        view.step = strike(view.step)
+        view.progress = strike(view.progress)
     with StopRequest() as request:
         try:
             experiment(NAME, **QUICK).run(folder, StoppableView(view, request))
@@ -269,8 +269,8 @@ def test_a_signal_anywhere_costs_nothing(tmp_path, undisturbed, where, numbers):
     said = CONTEXT.Queue()
     process = CONTEXT.Process(target=stoppable_child, args=(tmp_path / "run", where, numbers, said))
     process.start()
-    assert said.get(timeout=600) == 128 + numbers[0]
-    process.join()
+    process.join(timeout=600)
+    assert said.get(timeout=5) == 128 + numbers[0], "ended otherwise"
     finish(NAME, tmp_path / "run", **QUICK)
     assert everything(tmp_path / "run") == undisturbed
 

@@ -10,6 +10,7 @@ import typer
 from fedssl.cli.options import Force, Preset, Settings
 from fedssl.core.extras import need
 
+Certificates = Annotated[Path, typer.Option(help="folder with ca.pem, server.pem and server.key")]
 InsecureAnywhere = Annotated[
     bool, typer.Option("--insecure-anywhere", help="with --insecure: also between machines. Don't.")
 ]
@@ -28,9 +29,7 @@ def server(
     out: Annotated[Path, typer.Option(help="run folder; a run begun there is resumed")] = Path("runs/deployment"),
     host: Annotated[str, typer.Option(help="address to listen on  [default: 0.0.0.0; with --insecure 127.0.0.1]")] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="the one port that clients connect to")] = PORT,
-    certificates: Annotated[Path, typer.Option(help="folder with ca.pem, server.pem and server.key")] = Path(
-        "certificates"
-    ),
+    certificates: Certificates = Path("certificates"),
     keys: Annotated[Path, typer.Option(help="folder with the clients' public keys, NAME.pub")] = Path("keys"),
     insecure: Annotated[bool, typer.Option("--insecure", help="no TLS, no keys; on this machine only")] = False,
     insecure_anywhere: InsecureAnywhere = False,

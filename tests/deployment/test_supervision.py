@@ -11,7 +11,6 @@ from fedssl.core.errors import FedsslError, RoundError
 from fedssl.deployment.supervision import (
     Patience,
     environment,
-    free_port,
     is_loopback,
     marked,
     reachable,
@@ -19,6 +18,7 @@ from fedssl.deployment.supervision import (
     running,
     split_address,
 )
+from tests.helpers.ports import free_port
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tests.helpers.small import TINY
 
 # Children are forked from a server that has imported everything and trained nothing: they start in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fedssl.experiment.experiment", "tests.helpers.faults"])
+CONTEXT.set_forkserver_preload(["fedssl.experiment.starting", "tests.helpers.faults"])
 IDLE, SAVING = 0, 1
 SETTINGS = TINY | {
     "data.train_images": 96,

@@ -1,38 +1,19 @@
-"""An experiment: from its settings to a locked run folder in which it starts or is resumed."""
+"""An experiment: its settings, and what a run of it comes to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedssl.core.extras import need
 from fedssl.core.files import Place
-from fedssl.experiment.backends import Backend, OneMachine
-from fedssl.experiment.build.automatic import fitted
-from fedssl.experiment.build.networks import pinned
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.schema import Config
-from fedssl.experiment.loop import Loop
-from fedssl.experiment.observers import Observer
-from fedssl.experiment.progress.live import NotedView
-from fedssl.experiment.progress.loggers import Logger
-from fedssl.experiment.progress.views import QuietView, View
-from fedssl.experiment.records.environment import describe_environment
-from fedssl.experiment.records.run_folder import RunFolder
-from fedssl.experiment.resume import (
-    Change,
-    as_begun,
-    changed_settings,
-    finished,
-    last_checkpoint,
-    mend,
-    note_resumption,
-)
-from fedssl.experiment.summary import steps_after
-from fedssl.federation.checkpoint import Checkpoint
-from fedssl.federation.privacy.budget import with_noise_key
+
+if TYPE_CHECKING:
+    from fedssl.experiment.backends import Backend
+    from fedssl.experiment.observers import Observer
+    from fedssl.experiment.progress.loggers import Logger
+    from fedssl.experiment.progress.views import View
 
 
 @dataclass(frozen=True)
@@ -54,8 +35,8 @@ class RunReport:
 class Experiment:
     """One run, described by its config."""
 
-    def __init__(self, config: Config, backend: Backend | None = None) -> None:
-        self.config, self.backend = config, backend or OneMachine()
+    def __init__(self, config: Config, backend: "Backend | None" = None) -> None:
+        self.config, self.backend = config, backend  # None: this machine
 
     def __repr__(self) -> str:
         config = self.config
@@ -68,10 +49,10 @@ class Experiment:
     def run(
         self,
         folder: Place,
-        view: View | None = None,
-        loggers: Sequence[Logger] = (),
+        view: "View | None" = None,
+        loggers: "Sequence[Logger]" = (),
         force: bool = False,
-        observers: Sequence[Observer] = (),
+        observers: "Sequence[Observer]" = (),
     ) -> RunReport:
         """Trains, evaluates and writes the run folder; a run that was begun in it is resumed.
 
@@ -83,64 +64,14 @@ class Experiment:
         >>> report.summary["status"], report.summary["rounds"], sorted(report.summary["final"])[:1]
         ('finished', 1, ['backbone_std'])
         """
+        # Here, so that `load` does not wait for what only training needs.
+        from fedssl.experiment.starting import start_or_resume
+
         path = Path(folder)
-        shown = NotedView(view or QuietView(), path)
-        begun = (path / "config.toml").exists()
-        config = pinned(self.config)
-        config = as_begun(path, config) if begun else config
-        changed = changed_settings(path, config, force) if begun else []
-        if begun and not changed and (summary := finished(path, config.run.rounds, shown.say)):
-            shown.say(f"{path}: this run is finished, nothing is left to do")
-            return RunReport(path, summary)
-        if config.privacy.build() is not None:
-            need("privacy", "privacy.name")
-        if config.run.threads:
-            torch.set_num_threads(config.run.threads)
-        with shown:
-            config, chosen = fitted(config, shown.progress)
-            if chosen:
-                shown.say(f"note: {chosen}")
-            parts = self.backend.build(config, shown.progress)
-            run_folder = RunFolder.create(path)
-            with run_folder.locked():
-                choice = self.backend.choose(config, parts, run_folder, steps_after(0, config, parts))
-                if choice.reason:
-                    shown.say(f"note: {choice.reason}")
-                loop = Loop(
-                    config=replace(config, run=choice.run),
-                    parts=parts,
-                    folder=run_folder,
-                    view=shown,
-                    loggers=loggers,
-                    watching=observers,
-                    backend=self.backend,
-                )
-                return RunReport(path, loop.run(_start_or_resume(loop, begun, changed)))
-
-
-def _start_or_resume(loop: Loop, begun: bool, changed: list[Change]) -> Checkpoint | None:
-    """Writes down in the folder what the run is, or that it is resumed: after the checkpoint that is returned."""
-    config, folder, say = loop.config, loop.folder, loop.view.say
-    environment = describe_environment(loop.parts.device)
-
-    def write_data() -> None:
-        loop.parts.partition.save(folder.partition, config.partition.name, config.partition.settings)
-        folder.write_refused([asdict(one) for one in loop.parts.dataset.refused])
-
-    checkpoint, damaged = last_checkpoint(folder, loop.checkpoints, loop.store, config) if begun else (None, [])
-    for text in damaged:
-        say(f"warning: {text}")
-    if checkpoint is None:
-        folder.write_environment(environment)
-        write_data()
-        folder.write_config(config.as_toml())  # last: it makes the folder one of a run
-        return None
-    with_noise_key(loop.parts.server, folder.noise_key, checkpoint)  # what cannot be resumed is not written to
-    for text in mend(folder, write_data):
-        say(f"warning: {text}")
-    for text in note_resumption(folder, config, environment, changed, checkpoint.state.round_number):
-        say(text)
-    return checkpoint
+        summary = start_or_resume(
+            path, self.config, self.backend, view=view, loggers=loggers, force=force, observers=observers
+        )
+        return RunReport(path, summary)
 
 
 def load(name: str, overrides: Mapping[str, Any] | None = None) -> Experiment:

@@ -9,6 +9,11 @@ def printable(text: str) -> str:
     return "".join(signs) + ("…" if len(text) > MOST_SHOWN else "")
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line; its kind, if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def reason(error: Exception) -> str:
     """What an error says of somebody else's input, as a text to show."""
     return printable(str(error) if isinstance(error, FedsslError) else f"{type(error).__name__}: {error}")

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
+from fedssl.core.errors import first_line
+
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
 ENDINGS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".jp2", ".j2k"),
@@ -89,7 +91,7 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     except Exception as error:  # what PIL raises on damaged files is no closed list
         if isinstance(error, OSError) and error.errno is not None:
             raise  # not PIL's: the disk's, and no fault of the image
-        raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
+        raise RefusedError(f"damaged: {first_line(error)}") from None
     return _picture(pixels, file, width, height, kind)
 
 

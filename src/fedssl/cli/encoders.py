@@ -302,11 +302,11 @@ def _encoder(
 
 
 def _network(name: str | None) -> Any:
-    from fedssl.core.errors import FedsslError
+    from fedssl.core.registry import unknown
     from fedssl.encoders.trained import NETWORKS
 
     if name is not None and name not in NETWORKS:
-        raise FedsslError(f"--network: there is no {name!r}; known: {', '.join(NETWORKS)}")
+        raise unknown("--network: there is no", name, NETWORKS)
     return name
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import unknown
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.records.run_record import read_summary
@@ -164,5 +165,5 @@ def check_choice(studies: Sequence[Study], rows: Sequence[str], columns: Sequenc
     for option, texts, kind in (("--rows", rows, "rows"), ("--columns", columns, "columns")):
         for text in texts:
             if not any(choose(getattr(study, kind), [text]) for study in studies):
-                known = [entry.title for study in studies for entry in getattr(study, kind)]
-                raise FedsslError(f"{option}: nothing is called {text!r}; known: {'; '.join(dict.fromkeys(known))}")
+                known = dict.fromkeys(entry.title for study in studies for entry in getattr(study, kind))
+                raise unknown(f"{option}: there is no", text, known)

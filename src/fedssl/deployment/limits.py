@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedssl.core.errors import FedsslError, printable
-from fedssl.core.files import size_text
+from fedssl.core.files import bytes_in, size_text
 from fedssl.core.sealed import seal, unseal
 from fedssl.deployment.audit import Spent
 from fedssl.deployment.policy import TABLES, Policy
@@ -125,7 +125,7 @@ def check_upload(size: int, policy: Policy) -> None:
 
 def check_disk(state: Path, needed: int, policy: Policy) -> None:
     """Refuses a task whose state would not fit into what this site gives."""
-    used, most = _bytes_in(state), policy.max_disk * 1e9
+    used, most = bytes_in(state), policy.max_disk * 1e9
     if used + needed > most:
         raise FedsslError(
             f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site gives "
@@ -136,9 +136,5 @@ def check_disk(state: Path, needed: int, policy: Policy) -> None:
 def _oldest(runs: Path) -> str:
     """In words: the runs that were not touched for longest, and their sizes."""
     folders = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime) if runs.exists() else []
-    listed = [f"{path.name} ({size_text(_bytes_in(path))})" for path in folders[:3]]
+    listed = [f"{path.name} ({size_text(bytes_in(path))})" for path in folders[:3]]
     return f"the oldest: {', '.join(listed)}" if listed else "there is none here"
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

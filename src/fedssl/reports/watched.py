@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from fedssl.core.errors import FedsslError, printable, reason
-from fedssl.core.files import size_text
+from fedssl.core.files import bytes_in, size_text
 from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.names import client_title
 from fedssl.experiment.config.texts import NOT_SET
@@ -170,7 +170,7 @@ class Watched:
     def _disk(self) -> Tile:
         """What is free, and what the run takes; that is counted twice a minute at most."""
         if time.monotonic() - self._used[0] > 30 or not self._used[0]:
-            self._used = time.monotonic(), _bytes_in(self.path)
+            self._used = time.monotonic(), bytes_in(self.path)
         return Tile(
             "Disk", f"{size_text(shutil.disk_usage(self.path).free)} free", f"the run takes {size_text(self._used[1])}"
         )
@@ -333,11 +333,3 @@ def _failure(one: Table, record: RunRecord) -> str:
 
 def _clock(when: Any) -> str:
     return datetime.fromtimestamp(float(when)).strftime("%H:%M:%S")
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it may be gone by now
-            total += path.stat().st_size if path.is_file() else 0
-    return total

@@ -96,6 +96,11 @@ class LocalTraining:
         lr *= _warm((round_number - 1) * units + (step if by_step else 0), self.warmup_rounds * units)
         return lr * _warm(step, self.warmup_steps) if steps else lr
 
+    @property
+    def needs_rounds(self) -> bool:
+        """Whether the rates of a run depend on how many rounds it has."""
+        return self.schedule != "constant"
+
     def check(self, device: torch.device) -> None:
         """Refuses what this device cannot do."""
         if self.precision == "fp16" and device.type == "cpu":

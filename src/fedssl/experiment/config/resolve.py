@@ -28,6 +28,7 @@ from fedssl.experiment.config.schema import (
 )
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.privacy.mechanism import ClientDP
+from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES
 
@@ -272,7 +273,7 @@ def _check_secure(config: Config, private: ClientDP | None) -> None:
         raise FedsslError(f"{wrong} update_rule.name = {rule.name!r} needs more: {why}")
     if method.factory.leaves:
         raise FedsslError(f"{wrong} {method.name} also sends {method.factory.leaves}: use another method.name")
-    if uploads.wire_dtype != "fp32":
+    if not Wire(uploads.wire_dtype).exact:
         raise FedsslError(
             f"aggregation.wire_dtype: {uploads.wire_dtype!r} cannot be summed under masks: use 'fp32' with secure"
         )

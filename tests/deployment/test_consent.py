@@ -11,7 +11,7 @@ from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.deployment import consent, server_run, site_run
 from fedssl.deployment.agreement import in_words
 from fedssl.deployment.apps import AtSite
-from fedssl.deployment.audit import Audit, verified
+from fedssl.deployment.audit import Audit
 from fedssl.deployment.consent import (
     Consent,
     approve,
@@ -36,6 +36,7 @@ from fedssl.federation.engines.flower.client_app import make_client_app
 from fedssl.federation.engines.flower.messages import facts_of, pack_task, pack_tensors, unpack_reply
 from fedssl.federation.messages import ClientError, Failure, GlobalWeights, TrainTask
 from fedssl.federation.privacy.budget import epsilon_after
+from tests.helpers.audited import verified
 from tests.helpers.deployed import SETTINGS, write_images
 from tests.helpers.flower_grid import context, grid_of_sites
 

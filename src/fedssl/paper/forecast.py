@@ -40,7 +40,6 @@ class Amounts:
     train_images: int
     test_images: int
     labelled: int
-    client_images: int
     steps: int  # of all clients and rounds
     images: int  # trained on in all, each view pair once
     evaluations: int  # encoders that the monitor looks at, a full look counted four times
@@ -63,7 +62,6 @@ class Amounts:
             train_images=train,
             test_images=test,
             labelled=labelled,
-            client_images=held,
             steps=steps,
             images=steps * min(training.batch_size, held),
             evaluations=evaluations,

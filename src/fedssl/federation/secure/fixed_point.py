@@ -54,10 +54,6 @@ class Layout:
         """The grain of what is sent: a client's value is off by half of it at most, a sum of n by n halves."""
         return 1.0 if entry.limit is None else entry.limit / self.levels
 
-    def average_error(self, entry: Entry, total_examples: int) -> float:
-        """How far an averaged weight may be from the exact one: half a step when every client counts n_max."""
-        return self.step(entry) / 2 * self.clients * self.most_examples / total_examples
-
     @cached_property
     def length(self) -> int:
         return sum(entry.size for entry in (*self.tensors, *self.sums))

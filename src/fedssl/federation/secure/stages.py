@@ -217,19 +217,6 @@ def _form(kind: type[Message]) -> TypeAdapter[Message]:
     return _forms[kind]
 
 
-def to_plain(message: object) -> dict[str, Any]:
-    """A message as a table of numbers, strings and bytes."""
-    plain: dict[str, Any] = _form(type(message)).dump_python(message)
-    return plain
-
-
-def from_plain(kind: type[Message], plain: object) -> Message:
-    try:
-        return _form(kind).validate_python(plain)
-    except ValidationError as error:
-        raise _unreadable(kind, error) from None
-
-
 def to_bytes(message: object) -> bytes:
     """A message or record as JSON."""
     return _form(type(message)).dump_json(message)
@@ -278,8 +265,3 @@ def check_threshold(sites: int, threshold: int | None = None) -> int:
             f"aggregation.secure_threshold: {needed} of {sites} clients a round: give {sites // 2 + 1} to {sites}"
         )
     return needed
-
-
-def tolerated(sites: int, threshold: int) -> int:
-    """How many sites may help a server that lies, before it can have both secrets of another."""
-    return 2 * threshold - sites - 1

@@ -174,7 +174,7 @@ def sent_to(side, told, round_number=1, accepted=None):
 
 def test_a_reason_leaves_only_where_the_policy_shares_it(tmp_path):
     task = TrainTask(0, 1, accepted_round=None, global_weights=GlobalWeights.EMPTY)
-    reason = "rounds: the server asks for 3, this site gives 2 at most"
+    reason = "rounds: the server asks for 3, this site allows 2 at most"
     for policy, shared in [({}, {}), ({"share-reasons": "True"}, {"reason": reason})]:
         content = pack_task(task, pack_tensors(GlobalWeights.EMPTY, {}), about())
         message = Message(content, dst_node_id=1, message_type="train")

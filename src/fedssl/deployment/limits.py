@@ -45,7 +45,7 @@ def check_settings(config: Config, policy: Policy) -> None:
     for key, value in flatten(config.as_raw()).items():
         most = limits.get(key, limits.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
-            raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site gives {most} at most")
+            raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site allows {most} at most")
     if policy.require_secure_aggregation and not config.uploads.secure:
         raise FedsslError(
             "aggregation.secure: the server would see this site's weights, this site asks for a secure sum "
@@ -67,7 +67,7 @@ def _check_privacy(privacy: ClientDP | None, policy: Policy) -> None:
         needed = policy.require_privacy
         raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {needed!r}")
     if privacy.noise_seed != "secret":
-        raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
+        raise FedsslError("privacy.noise_seed: who knows the seed can remove the noise, this site asks for 'secret'")
     if privacy.noise_multiplier < policy.min_noise:
         noise = privacy.noise_multiplier
         raise FedsslError(f"privacy.noise_multiplier: {noise:g}, this site asks for {policy.min_noise:g} (--min-noise)")
@@ -100,7 +100,7 @@ def open_run(runs: Path, run: str, config: Config, policy: Policy) -> Path:
 
 
 def check_spent(spent: Spent, round_number: int, config: Config, policy: Policy) -> None:
-    """Refuses a round beyond those of the run, and more rounds or hours than this site gives it.
+    """Refuses a round beyond those of the run, and more rounds or hours than this site allows it.
 
     The upload of the last round may be asked for again.
     """
@@ -108,10 +108,10 @@ def check_spent(spent: Spent, round_number: int, config: Config, policy: Policy)
         raise FedsslError(f"round {round_number}: the run has {config.run.rounds}")
     most = policy.max_rounds
     if most and spent.uploads >= most and (spent.uploads > most or round_number != spent.round_number):
-        raise FedsslError(f"max_rounds: {spent.uploads} uploads left this site, it gives a run {most}")
+        raise FedsslError(f"max_rounds: {spent.uploads} uploads left this site, which allows {most} per run")
     if policy.max_hours and spent.hours >= policy.max_hours:
         raise FedsslError(
-            f"max_hours: this site worked {spent.hours:.1f} hours for the run, it gives {policy.max_hours:g}"
+            f"max_hours: this site worked {spent.hours:.1f} hours for the run and allows {policy.max_hours:g}"
         )
 
 
@@ -119,16 +119,16 @@ def check_upload(size: int, policy: Policy) -> None:
     """Refuses to send more in a round than this site lets out."""
     if policy.max_upload and size > policy.max_upload * 1e6:
         raise FedsslError(
-            f"max_upload: {size_text(size)} would leave, this site gives {policy.max_upload:g} MB a round"
+            f"max_upload: {size_text(size)} would leave, this site allows {policy.max_upload:g} MB per round"
         )
 
 
 def check_disk(state: Path, needed: int, policy: Policy) -> None:
-    """Refuses a task whose state would not fit into what this site gives."""
+    """Refuses a task whose state would not fit into what this site allows."""
     used, most = bytes_in(state), policy.max_disk * 1e9
     if used + needed > most:
         raise FedsslError(
-            f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site gives "
+            f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site allows "
             f"{size_text(most)} (--max-disk): delete runs that are over; {_oldest(state / 'runs')}"
         )
 

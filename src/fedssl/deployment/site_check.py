@@ -107,8 +107,8 @@ class _Way:
         except ssl.SSLCertVerificationError as error:
             raise FedsslError(
                 f"{self.site.ca} does not vouch for the server ({error.verify_message}): ask its operator for ca.pem; "
-                f"if {self.issuer!r} is of your own network, that reads along: ask its people to let {self.host} pass, "
-                "or give its certificate with --ca"
+                f"if {self.issuer!r} is your own network's, which decrypts what passes: have {self.host} exempted "
+                "there, or give its certificate with --ca"
             ) from None
         return f"{self.site.ca} vouches for the server"
 

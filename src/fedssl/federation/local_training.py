@@ -107,7 +107,7 @@ class LocalTraining:
             raise FedsslError("local_training.precision: 'fp16' is for GPUs; on the CPU use 'fp32' or 'bf16'")
         there = torch.cuda.device_count() if device.type == "cuda" else 1
         if self.devices > there and device.type != "cpu":
-            raise FedsslError(f"local_training.devices: {self.devices} are asked for, here are {there} ({device.type})")
+            raise FedsslError(f"local_training.devices: {self.devices} are needed, here are {there} ({device.type})")
         if self.compile and self.regularizes:
             raise FedsslError(
                 "local_training.compile: a compiled loss cannot be watched: leave it out, or decorrelation, uniformity "

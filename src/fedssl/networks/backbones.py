@@ -287,5 +287,5 @@ def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]
         backbone.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise FedsslError(f"network: the backbone must return one vector an image (N x d), it returned {got}")
+        raise FedsslError(f"network: the backbone must return one vector per image (N x d), it returned {got}")
     return int(features.shape[1])

@@ -71,7 +71,7 @@ class VisionTransformer(nn.Module):
 
     A method that masks patches uses its two halves. The mean of all tokens is what `forward` gives:
 
-    >>> patches = network.patches(images)  # N x L x d, row by row, positions added: any of them may be left out
+    >>> patches = network.patches(images)  # N x L x d, row by row, positions added: any of them can be dropped
     >>> tokens = network.tokens(patches[:, kept])  # N x kept x d
     """
 

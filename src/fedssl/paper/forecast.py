@@ -90,9 +90,9 @@ class Speed:
     """Measured here, with one network."""
 
     step: float  # seconds a training step
-    forward: float  # seconds an image through the backbone
-    knn: float  # seconds a pair of a test and a training image
-    linear: float  # seconds an image and epoch of a linear probe
+    forward: float  # seconds per image through the backbone
+    knn: float  # seconds per pair of a test and a training image
+    linear: float  # seconds per image and epoch of a linear probe
     state_bytes: int  # of a client's state
     encoder_bytes: int
 
@@ -205,7 +205,7 @@ class Forecast:
 
 
 def _kind(config: Config) -> str:
-    """Runs of one kind take the same time a step."""
+    """Runs of one kind take the same time per step."""
     raw = config.as_raw()
     training = {key: raw["local_training"][key] for key in ("batch_size", "precision", "compile")}
     same = [raw["method"], raw["network"], raw["augmentation"], training, raw["data"].get("image_size", 32)]

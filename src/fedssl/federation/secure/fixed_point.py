@@ -152,7 +152,7 @@ def decode(layout: Layout, vector: Vector, origin: Weights, divisor: int | None 
     sums = {entry.name: float(part.view(np.int32)[0]) * layout.step(entry) for entry, part in others}
     examples = int(sums.pop(EXAMPLES))
     if examples < 1:
-        raise RoundError(f"secure aggregation: the clients' images add up to {examples}: a client sent rubbish")
+        raise RoundError(f"secure aggregation: the clients' images add up to {examples}: a client sent a wrong number")
     by_name = {entry.name: (part.view(np.int32), layout.step(entry)) for entry, part in tensors}
 
     def moved(name: str, tensor: Tensor) -> Tensor:

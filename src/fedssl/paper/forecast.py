@@ -50,7 +50,7 @@ class Amounts:
         training = config.local_training
         train, test, clients = _counted(config)
         labelled = round(config.data.settings["labelled_fraction"] * train)
-        held = max(int((train - labelled) // clients * config.partition.settings["data_amount"]), 1)
+        held = max(int((train - labelled) // clients * config.partition.settings.get("data_amount", 1.0)), 1)
         sampled = config.client_sampling.clients_per_round or clients
         steps = training.steps_per_epoch(held) * training.epochs * sampled * config.run.rounds
         steps += _base_steps(config)
@@ -71,7 +71,7 @@ class Amounts:
 
 def _counted(config: Config) -> tuple[int, int, int]:
     """(training images, test images, clients), by the settings, or where those leave it to the data by these."""
-    data, clients = config.data.settings, config.partition.settings["num_clients"]
+    data, clients = config.data.settings, config.partition.settings.get("num_clients")
     if where(config.data.factory) != "here" and clients is not None:
         return data.get("train_images") or CIFAR_TRAIN, data.get("test_images") or CIFAR_TEST, clients
     dataset = build_dataset(config.data)

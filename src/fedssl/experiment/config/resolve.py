@@ -191,7 +191,7 @@ def network_settings(name: str, given: Raw) -> Raw:
 
 
 def _check_together(config: Config) -> None:
-    num_clients = config.partition.settings["num_clients"]
+    num_clients = config.partition.settings.get("num_clients")
     per_round = config.client_sampling.clients_per_round
     if per_round is not None and num_clients is not None and per_round > num_clients:
         raise FedsslError(

@@ -123,6 +123,26 @@ def test_every_registry_is_looked_at():
     assert groups >= {"methods", "update_rules", "aggregators", "networks", "engines", "protocols", "privacy"}
 
 
+def test_no_other_table_has_the_name_of_a_registry():
+    trees, at = parsed(), {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign):
+                    at.setdefault(target.id, []).append(path)
+    registered = {
+        ast.unparse(node.target)
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "Registry"
+    }
+    assert len(registered) == 13
+    assert {name: at[name] for name in registered if len(at[name]) > 1} == {}
+
+
 def calls(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 

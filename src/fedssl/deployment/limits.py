@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.files import bytes_in, size_text
 from fedssl.core.sealed import seal, unseal
 from fedssl.deployment.audit import Spent
@@ -39,13 +39,13 @@ def check_settings(config: Config, policy: Policy) -> None:
     for field, table in TABLES.items():
         name, allowed = getattr(config, table).name, getattr(policy, field)
         if allowed and name not in allowed:
-            raise FedsslError(f"{table}.name: {printable(name)!r}, this site allows {', '.join(allowed)}")
+            raise FedsslError(f"{table}.name: {safe_text(name)!r}, this site allows {', '.join(allowed)}")
     own = {"rounds": policy.max_rounds, "local_training.epochs": policy.max_epochs}
     limits = MOST | {key: most for key, most in own.items() if most is not None}
     for key, value in flatten(config.as_raw()).items():
         most = limits.get(key, limits.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
-            raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site allows {most} at most")
+            raise FedsslError(f"{key}: the server asks for {safe_text(str(value))}, this site allows {most} at most")
     if policy.require_secure_aggregation and not config.uploads.secure:
         raise FedsslError(
             "aggregation.secure: the server would see this site's weights, this site asks for a secure sum "
@@ -94,7 +94,7 @@ def open_run(runs: Path, run: str, config: Config, policy: Policy) -> Path:
     begun = resolve(unseal(folder / PINNED).facts["settings"], config.allow_code)
     forbidden = [change for change in changes(begun.as_raw(), config.as_raw()) if not change.harmless]
     if forbidden:
-        listed = "; ".join(printable(str(change)) for change in forbidden)
+        listed = "; ".join(safe_text(str(change)) for change in forbidden)
         raise FedsslError(f"run {run}: the server changed settings that are fixed since its first task: {listed}")
     return folder
 

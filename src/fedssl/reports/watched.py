@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from fedssl.core.errors import FedsslError, printable, reason
+from fedssl.core.errors import FedsslError, reason, safe_text
 from fedssl.core.files import bytes_in, size_text
 from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.names import client_title
@@ -124,7 +124,7 @@ class Watched:
             clients=clients[:MOST_CLIENTS],
             more_clients=max(len(clients) - MOST_CLIENTS, 0),
             failures=[_failure(one, record) for one in reversed(self._failures.look()[-SHOWN:])],
-            said=[f"{_clock(when)} {printable(str(text))}" for when, text in reversed(live.get("said", [])[-SHOWN:])],
+            said=[f"{_clock(when)} {safe_text(str(text))}" for when, text in reversed(live.get("said", [])[-SHOWN:])],
         )
 
     def _record(self, config: Table, summary: Table, rounds: list[Table]) -> RunRecord:
@@ -141,7 +141,7 @@ class Watched:
             changed = path.stat().st_mtime
             if not names and changed != self._names[0]:
                 self._names = changed, list(_json(path).get("names", []))
-        return [printable(str(name)) for name in names or self._names[1]]
+        return [safe_text(str(name)) for name in names or self._names[1]]
 
     def _clients(self, record: RunRecord, live: Table) -> list[ClientNow]:
         """Those that are away first."""
@@ -328,7 +328,7 @@ def _rounded(seconds: float) -> str:
 def _failure(one: Table, record: RunRecord) -> str:
     client = record.client(one["client_id"]) if isinstance(one.get("client_id"), int) else "a client"
     text = f"round {one.get('round_number')}: {client}: {one.get('code')} ({one.get('detail') or NOT_SET})"
-    return printable(f"{str(one.get('time', ''))[11:19]} {text}")
+    return safe_text(f"{str(one.get('time', ''))[11:19]} {text}")
 
 
 def _clock(when: Any) -> str:

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from fedssl.core.errors import first_line
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
+FILE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
 ENDINGS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".jp2", ".j2k"),
     *(".dcm", ".dicom"),
@@ -73,7 +73,7 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     if decoding.channels not in SHOWN:
         raise RefusedError(f"files have 1 or 3 channels: for {decoding.channels} (data.channels) give an array")
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(file, formats=FILE_FORMATS)
         frames = ", first of several frames" if getattr(image, "is_animated", False) else ""
         width, height, kind = image.width, image.height, f"{image.format} {image.mode}{frames}"
         check_size(width, height)
@@ -101,7 +101,7 @@ def _decode_dicom(file: ImageFile, decoding: Decoding) -> Picture:
 
     if not is_dicom(file):
         file.seek(0)
-        raise RefusedError(f"not an image ({', '.join(FORMATS)}, DICOM)" if file.read(1) else "empty file")
+        raise RefusedError(f"not an image ({', '.join(FILE_FORMATS)}, DICOM)" if file.read(1) else "empty file")
     image, kind = open_dicom(file)
     return _picture(_to_pixels(image, decoding), file, image.width, image.height, kind)
 
@@ -145,7 +145,7 @@ def _decode_channels(row: AnyArray, decoding: Decoding) -> Picture:
 
 
 def not_read(kind: str) -> str:
-    return f"{kind} is not read: save it as one of {', '.join(FORMATS)}"
+    return f"{kind} is not read: save it as one of {', '.join(FILE_FORMATS)}"
 
 
 def check_size(width: int, height: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedssl.core.errors import FedsslError, RoundError, StorageError, printable
+from fedssl.core.errors import FedsslError, RoundError, StorageError, safe_text
 from fedssl.core.files import write_atomically
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
@@ -131,7 +131,7 @@ class SecureServer:
         def taken(name: str, reply: TrainResult) -> None:
             message = from_stage(reply.stage, kind)
             if name_of(message) != name:
-                raise FedsslError(f"site {name}: answered as {printable(name_of(message))}")
+                raise FedsslError(f"site {name}: answered as {safe_text(name_of(message))}")
             take(message)
 
         return taken
@@ -206,7 +206,7 @@ class _Asking:
         except (RoundError, StorageError):
             raise
         except FedsslError as error:
-            return Failure(client_id, round_number, "rejected", detail=printable(str(error)))
+            return Failure(client_id, round_number, "rejected", detail=safe_text(str(error)))
         del waiting[client_id]
         return None
 

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self
 
-from fedssl.core.errors import FedsslError, StorageError, printable, reason
+from fedssl.core.errors import FedsslError, StorageError, reason, safe_text
 from fedssl.core.files import UNFINISHED
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
@@ -212,7 +212,7 @@ class FlowerEngine:
 
     def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
         name = self.directory.name_of(one.task.client_id)
-        text = printable(f"{name}: {detail}" if name else detail)
+        text = safe_text(f"{name}: {detail}" if name else detail)
         return Failure(one.task.client_id, one.task.round_number, code, detail=text)
 
     def _doing(self, pending: dict[int, _Pending], sampled: set[int]) -> dict[int, str]:

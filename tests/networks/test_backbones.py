@@ -143,7 +143,7 @@ def test_unusable_user_modules_are_explained(user_module):
         typed("my_nets:not_a_module")(3)
     with pytest.raises(FedsslError, match="does not accept these settings"):
         typed("my_nets:plain")(3, depth=3)
-    with pytest.raises(FedsslError, match="one vector an image"):
+    with pytest.raises(FedsslError, match="one vector per image"):
         feature_size(typed("my_nets:maps")(3), 3, (32, 32))
     with pytest.raises(FedsslError, match="fails on images of 1x32x32"):
         feature_size(typed("my_nets:plain")(3), 1, (32, 32))

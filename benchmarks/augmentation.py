@@ -99,26 +99,26 @@ def milliseconds(size: int, batch: int, repeats: int, names: Sequence[str]) -> d
 
 
 def rows() -> list[Row]:
-    found = rows_here(["PIL", *installed(["kornia"])])
+    rows = rows_here(["PIL", *installed(["kornia"])])
     if find_spec("torchvision"):
-        return found + rows_here(["torchvision"])
-    return found + rows_elsewhere(WITH_TORCHVISION)
+        return rows + rows_here(["torchvision"])
+    return rows + rows_elsewhere(WITH_TORCHVISION)
 
 
 def rows_here(names: Sequence[str]) -> list[Row]:
     """Against PIL and torchvision from 96 px on as needed, against kornia not slower."""
     torch.manual_seed(0)
     keep_freed_memory()
-    found = []
+    rows = []
     for size, needed in NEEDED.items():
-        asked = [name for name in names if size > 64 or name == "PIL"]
-        taken = milliseconds(size, max(16, 2 * 224 * 224 // size**2), 8, ["fedssl", *asked]) if asked else {}
-        for name in asked:
+        timed = [name for name in names if size > 64 or name == "PIL"]
+        taken = milliseconds(size, max(16, 2 * 224 * 224 // size**2), 8, ["fedssl", *timed]) if timed else {}
+        for name in timed:
             limit = 1.0 if name == "kornia" else needed
-            found.append(
+            rows.append(
                 faster(f"8 views at {size} px", titled(name), "ms per view", taken[name], taken["fedssl"], limit)
             )
-    return found
+    return rows
 
 
 def titled(name: str) -> str:

@@ -98,12 +98,12 @@ def kept(path: Path) -> dict[str, Measured]:
     """Parts that a run of the same code measured before it was stopped."""
     if not path.exists():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["code"] != code():
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if known["code"] != code():
         return {}
     return {
         name: part
-        for name, part in found["parts"].items()
+        for name, part in known["parts"].items()
         if not any(row["against"].startswith(FAILED) for row in part["rows"])
     }
 

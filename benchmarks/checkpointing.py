@@ -29,8 +29,8 @@ CLIENTS, FIRST, ROUNDS, ROUND_SECONDS = 5, 3, 5, 120
 
 def waited() -> float:
     """Seconds in which this thread could have run and had no core, where Linux tells."""
-    told = Path("/proc/thread-self/schedstat")
-    return int(told.read_text().split()[1]) / 1e9 if told.exists() else 0.0
+    schedstat = Path("/proc/thread-self/schedstat")
+    return int(schedstat.read_text().split()[1]) / 1e9 if schedstat.exists() else 0.0
 
 
 def rows() -> list[Row]:

@@ -92,12 +92,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fedssl-cluster-"))
     try:
         with cluster(folder) as address:
-            found = []
+            measured = []
             for clients in map(int, given.clients.split(",")):
-                found.append(measure(address, folder, clients, given.rounds))
-                print(json.dumps(found[-1]), flush=True)
-        costs = [one["seconds beyond training"] for one in found]
-        print(f"exponent {slope([one['clients'] for one in found], costs):.2f}")
+                measured.append(measure(address, folder, clients, given.rounds))
+                print(json.dumps(measured[-1]), flush=True)
+        costs = [one["seconds beyond training"] for one in measured]
+        print(f"exponent {slope([one['clients'] for one in measured], costs):.2f}")
     finally:
         shutil.rmtree(folder)
 

@@ -236,10 +236,10 @@ class Watch:
 
     def _look(self, roots: dict[str, list[int]]) -> None:
         done = len(self.rounds.read_text().splitlines()) - 1 if self.rounds.exists() else 0
-        found = {one.pid: one.info for one in psutil.process_iter(["ppid", "memory_info", "cpu_times", "cmdline"])}
-        parents = {pid: info["ppid"] for pid, info in found.items()}
+        processes = {one.pid: one.info for one in psutil.process_iter(["ppid", "memory_info", "cpu_times", "cmdline"])}
+        parents = {pid: info["ppid"] for pid, info in processes.items()}
         for name, pids in roots.items():
-            tree = {pid: info for pid, info in found.items() if set(pids) & set(ancestors(pid, parents))}
+            tree = {pid: info for pid, info in processes.items() if set(pids) & set(ancestors(pid, parents))}
             for pid, info in tree.items():
                 kind = (
                     f"{name}: {kind_of(info['cmdline'] or [])}" if info["cmdline"] else self._cpu.get(pid, ("", 0))[0]
@@ -270,10 +270,10 @@ def kind_of(command: list[str]) -> str:
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> list[int]:
-    found = [pid]
-    while (parent := parents.get(found[-1], 0)) > 1:
-        found.append(parent)
-    return found
+    line = [pid]
+    while (parent := parents.get(line[-1], 0)) > 1:
+        line.append(parent)
+    return line
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main() -> int:
     device = torch.device("cpu" if options.cpu else "cuda")
     case = Case(device, images=64 if options.cpu else 10_240, batch_size=16 if options.cpu else 128, small=options.cpu)
     print(
-        f"{'CPU' if options.cpu else torch.cuda.get_device_name(device)}, torch {torch.__version__}, seconds an epoch"
+        f"{'CPU' if options.cpu else torch.cuda.get_device_name(device)}, torch {torch.__version__}, seconds per epoch"
     )
     print(
         f"{'':9}{'images/s':>11}{'views':>9}{'steps':>9}{'waiting':>10}{'bare steps':>12}{'of bare + views':>17}",

@@ -85,9 +85,9 @@ def write_pictures(folder: Path, name: str, count: int, size: tuple[int, int]) -
 
 
 def into_cache(folder: Path, size: int, threads: int) -> None:
-    found, before = find_in_folder(folder), image_cache.MOST_THREADS
+    content, before = find_in_folder(folder), image_cache.MOST_THREADS
     image_cache.MOST_THREADS = threads
-    decoded(found.source, list(range(len(found.samples))), Decoding(size), silent, "", lambda *_: None)
+    decoded(content.source, list(range(len(content.samples))), Decoding(size), silent, "", lambda *_: None)
     image_cache.MOST_THREADS = before
     clean()
 
@@ -115,8 +115,8 @@ def decoding(options: argparse.Namespace, folder: Path) -> None:
                 make(place)
                 seconds[maker].append(time.perf_counter() - started)
         rates = {maker: options.images / statistics.median(times) for maker, times in seconds.items()}
-        told = "   ".join(f"{maker}: {rate:6,.0f}" for maker, rate in rates.items())
-        print(f"{name.split('.')[1].upper():5} {width:4} x {height:4}   {told}")
+        text = "   ".join(f"{maker}: {rate:6,.0f}" for maker, rate in rates.items())
+        print(f"{name.split('.')[1].upper():5} {width:4} x {height:4}   {text}")
 
 
 def watch(process: "subprocess.Popen[bytes]", deadline: float) -> dict[str, int]:
@@ -144,10 +144,10 @@ def family(parent: int) -> list[int]:
         for line in lines_of(path):
             after_name = line.rpartition(")")[2].split()
             children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
-    found = [parent]
-    for one in found:
-        found += children.get(one, [])
-    return found
+    pids = [parent]
+    for one in pids:
+        pids += children.get(one, [])
+    return pids
 
 
 def lines_of(path: Path) -> list[str]:

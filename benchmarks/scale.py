@@ -44,7 +44,7 @@ class Way:
     """How a federation of K clients works: how many a round asks, and in how many bytes."""
 
     name: str
-    asked: Callable[[int], int]
+    sampled: Callable[[int], int]
     size: float = MODEL
     two_level: bool = False
 
@@ -59,10 +59,10 @@ WAYS = (
 )
 
 
-def round_seconds(asked: int, size: float, server: Server, clients: Clients, seed: int = 0) -> float:
+def round_seconds(sampled: int, size: float, server: Server, clients: Clients, seed: int = 0) -> float:
     """From the first byte down to the last upload averaged."""
-    down = max(asked * size / server.throughput, size / clients.link)
-    ready = np.sort(down + clients.training_times(asked, seed))
+    down = max(sampled * size / server.throughput, size / clients.link)
+    ready = np.sort(down + clients.training_times(sampled, seed))
     arrived = shared_link(ready.tolist(), size, server.throughput, clients.link)
     averaging, done = server.averaging * size / MODEL, 0.0
     for at in arrived:
@@ -94,11 +94,11 @@ def shared_link(starts: Sequence[float], size: float, capacity: float, each: flo
 
 
 def seconds_of(way: Way, clients: int, server: Server, sites: Clients, seed: int = 0) -> float:
-    asked = way.asked(clients)
+    sampled = way.sampled(clients)
     if not way.two_level:
-        return round_seconds(asked, way.size, server, sites, seed)
-    regions = max(round(math.sqrt(asked)), 1)
-    below = round_seconds(-(-asked // regions), way.size, server, sites, seed)
+        return round_seconds(sampled, way.size, server, sites, seed)
+    regions = max(round(math.sqrt(sampled)), 1)
+    below = round_seconds(-(-sampled // regions), way.size, server, sites, seed)
     # A region has its average when its clients have theirs; its own link is as good as the server's.
     at_once = replace(sites, train_median=1e-9, link=server.throughput)
     return below + round_seconds(regions, way.size, server, at_once, seed)

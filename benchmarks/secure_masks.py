@@ -59,12 +59,12 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=38_460_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sites", type=int, default=10)
-    asked = parser.parse_args()
-    seconds = measure(asked.values, asked.repeats, asked.sites)
+    given = parser.parse_args()
+    seconds = measure(given.values, given.repeats, given.sites)
     for name, value in seconds.items():
         print(f"{name:28} {value:8.3f} CPU s")
     peer = seconds["a peer: stream and sum"]
-    print(f"masks of a client, {asked.sites} sites  {asked.sites * peer:8.3f} CPU s")
+    print(f"masks of a client, {given.sites} sites  {given.sites * peer:8.3f} CPU s")
     print(f"a peer: {peer:.3f} CPU s, {NEEDED} needed: {'met' if peer <= NEEDED else 'missed'}")
 
 

@@ -97,16 +97,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--values", type=int, default=38_460_000)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 5, 10])
-    asked = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    origin = GlobalWeights(Weights({"w": torch.zeros(asked.values)}), Weights())
-    trained = GlobalWeights(Weights({"w": 0.01 * torch.randn(asked.values)}), Weights())
-    results = [TrainResult(number, 1, trained, num_examples=500) for number in range(max(asked.sites))]
-    print(f"{4 * asked.values / 1e6:.0f} MB an upload; CPU seconds")
+    origin = GlobalWeights(Weights({"w": torch.zeros(given.values)}), Weights())
+    trained = GlobalWeights(Weights({"w": 0.01 * torch.randn(given.values)}), Weights())
+    results = [TrainResult(number, 1, trained, num_examples=500) for number in range(max(given.sites))]
+    print(f"{4 * given.values / 1e6:.0f} MB an upload; CPU seconds")
     print(
         "sites   plain: server   secure: a site   secure: server   a round longer by   one lost: server   peak memory"
     )
-    for sites in asked.sites:
+    for sites in given.sites:
         with tempfile.TemporaryDirectory() as folder:
             plain = seconds_of(lambda count=sites: WeightedAverage()(results[:count], origin))
             whole = Round(sites, trained, origin, Path(folder))

@@ -29,15 +29,15 @@ def cpu_seconds(arguments: list[str]) -> float:
 
 
 def rows() -> list[Row]:
-    found = []
+    rows = []
     for name, (arguments, limit) in LIMITS.items():
         seconds = min(cpu_seconds(arguments) for _ in range(REPEATS))
-        found.append(within(f"5 {name}", "limit", "s", limit, seconds, 1))
+        rows.append(within(f"5 {name}", "limit", "s", limit, seconds, 1))
     pairs = [
         (cpu_seconds(["-c", "import torch"]), cpu_seconds(["-c", "import fedssl; fedssl.load"])) for _ in range(REPEATS)
     ]
     torch, ours = (min(times) for times in zip(*pairs, strict=True))
-    return [*found, within("5 first use: fedssl.load", "import torch", "s", torch, ours, BEYOND_TORCH)]
+    return [*rows, within("5 first use: fedssl.load", "import torch", "s", torch, ours, BEYOND_TORCH)]
 
 
 if __name__ == "__main__":

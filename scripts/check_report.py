@@ -52,9 +52,9 @@ class BrowserError(Exception):
 def find_browser():
     """The path of Chromium or Chrome; an error that says what to do when there is none."""
     for name in (os.environ.get("CHROME", ""), *NAMES):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+        path = shutil.which(name) if name else None
+        if path:
+            return path
     raise BrowserError(
         "no Chromium or Chrome on the PATH: install one (Debian: apt install chromium) or name it in CHROME; "
         "tests without a browser: pytest -m 'not browser', which is what `make test` runs"
@@ -170,42 +170,42 @@ class Browser:
 
     def complaints(self, home="file:"):
         """What the page put on the console, threw, or asked of a network; `home`: where it may load from."""
-        found = []
+        lines = []
         for event in self.events:
             method, details = event.get("method"), event.get("params", {})
             if method == "Runtime.consoleAPICalled":
-                found.append(f"console: {details['args']}")
+                lines.append(f"console: {details['args']}")
             elif method == "Runtime.exceptionThrown":
-                found.append(f"exception: {details['exceptionDetails'].get('text')}")
+                lines.append(f"exception: {details['exceptionDetails'].get('text')}")
             elif method == "Log.entryAdded":
-                found.append(f"log: {details['entry'].get('text')}")
+                lines.append(f"log: {details['entry'].get('text')}")
             elif method == "Network.requestWillBeSent":
                 url = details["request"]["url"]
                 if not url.startswith((home, "data:", "about:")):
-                    found.append(f"loads {url}")
-        return found
+                    lines.append(f"loads {url}")
+        return lines
 
 
 def problems(browser, path):
     """All that is wrong with a report, a line each; an empty list is a good report."""
-    found = []
+    lines = []
     for width, scheme in ((1280, "light"), (1280, "dark"), (375, "light")):
         browser.open(path, width=width, scheme=scheme)
         where = f"{scheme}, {width} wide"
         browser.run(OPEN_ALL)
-        found += [f"{where}: {text}" for text in browser.complaints()]
+        lines += [f"{where}: {text}" for text in browser.complaints()]
         figures = browser.run(FIGURES)
         if not figures:
-            found.append(f"{where}: there is no figure")
-        found += [f"{where}: figure {figure['id']}: {text}" for figure in figures for text in _figure_problems(figure)]
+            lines.append(f"{where}: there is no figure")
+        lines += [f"{where}: figure {figure['id']}: {text}" for figure in figures for text in _figure_problems(figure)]
         wide = browser.run("document.documentElement.scrollWidth")
         if wide > width:
-            found.append(f"{where}: the page is {wide} wide and scrolls sideways")
-    found += _keyboard_problems(browser, path)
+            lines.append(f"{where}: the page is {wide} wide and scrolls sideways")
+    lines += _keyboard_problems(browser, path)
     pdf = browser.pdf()
     if not pdf.startswith(b"%PDF-") or pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") < 1:
-        found.append("printing gives no page")
-    return found
+        lines.append("printing gives no page")
+    return lines
 
 
 def _figure_problems(figure):
@@ -246,7 +246,7 @@ def main():
     options = parser.parse_args()
     try:
         with Browser() as browser:
-            found = problems(browser, options.report)
+            lines = problems(browser, options.report)
             if options.shots:
                 options.shots.mkdir(parents=True, exist_ok=True)
                 for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
@@ -255,9 +255,9 @@ def main():
                 (options.shots / "report.pdf").write_bytes(browser.pdf())
     except BrowserError as error:
         sys.exit(f"error: {error}")
-    for line in found:
+    for line in lines:
         print(line)
-    if found:
+    if lines:
         sys.exit(1)
     print(f"{options.report}: nothing to complain about")
 

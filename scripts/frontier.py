@@ -25,13 +25,13 @@ def minutes(record: Record) -> float:
     return float(record["core_seconds"]["training"]) / 60
 
 
-def draw(found: dict[str, list[Record]]) -> Figure:
+def draw(by_method: dict[str, list[Record]]) -> Figure:
     """One colour per method; the line joins what no cheaper trial beats."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained", dpi=150)
     axes = figure.add_subplot()
-    for method, records in found.items():
+    for method, records in by_method.items():
         axes.scatter([minutes(one) for one in records], [one["trained"]["linear"] for one in records], label=method)
-    everything = [record for records in found.values() for record in records]
+    everything = [record for records in by_method.values() for record in records]
     frontier = best_so_far(everything)
     axes.plot([minutes(one) for one in frontier], [one["trained"]["linear"] for one in frontier], color="grey", lw=1)
     labelled = 0.0  # the accuracy of the last one with a label: labels of near points would overlap
@@ -52,10 +52,10 @@ def draw(found: dict[str, list[Record]]) -> Figure:
 
 def main() -> None:
     trials = TrialList.read(RESULTS / "trials.toml")
-    found: dict[str, list[Record]] = {}
+    by_method: dict[str, list[Record]] = {}
     for trial in trials.trials.values():
-        found.setdefault(trial.settings.get("method.name", "byol"), []).extend(trials.records(trial))
-    draw({method: records for method, records in found.items() if records}).savefig(ROOT / "docs/frontier.png")
+        by_method.setdefault(trial.settings.get("method.name", "byol"), []).extend(trials.records(trial))
+    draw({method: records for method, records in by_method.items() if records}).savefig(ROOT / "docs/frontier.png")
 
 
 if __name__ == "__main__":

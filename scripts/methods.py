@@ -57,7 +57,7 @@ def _between(page: str, name: str) -> str:
 
 def _put(page: str, name: str, table: str) -> str:
     begin, end = MARKS[name]
-    return re.sub(f"(?s)({begin}).*?({end})", lambda found: found[1] + table + found[2], page)
+    return re.sub(f"(?s)({begin}).*?({end})", lambda match: match[1] + table + match[2], page)
 
 
 if __name__ == "__main__":

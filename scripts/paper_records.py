@@ -46,13 +46,13 @@ class Part:
     def table(self, scale: str) -> str:
         """The paper's numbers beside ours, as far as there are records; what is missing is said."""
         (study,) = find_studies([self.experiment])
-        found = Comparison.of(study, find_scale(scale), RECORDS, self.seeds, self.rows, self.columns)
-        if not any(one.measured.values for one in found.results):
+        comparison = Comparison.of(study, find_scale(scale), RECORDS, self.seeds, self.rows, self.columns)
+        if not any(one.measured.values for one in comparison.results):
             return "Not run yet.\n"
-        blocks = ["\n".join(markdown_table(table)) for table in found.tables()]
-        blocks.append(_wrapped(f"Order: {found.agreement.sentence()}"))
-        if found.missing:
-            blocks.append(_wrapped(f"Missing: {'; '.join(found.missing)}."))
+        blocks = ["\n".join(markdown_table(table)) for table in comparison.tables()]
+        blocks.append(_wrapped(f"Order: {comparison.agreement.sentence()}"))
+        if comparison.missing:
+            blocks.append(_wrapped(f"Missing: {'; '.join(comparison.missing)}."))
         return "\n\n".join(blocks) + "\n"
 
 

@@ -52,8 +52,8 @@ def _replaced(old: list[Record], new: list[Record], keys: tuple[str, ...]) -> li
 
 def _number(row: Record) -> int:
     """Targets by their number; the exponents, which have none, stand with the fourth."""
-    found = re.match(r"\d+", row["target"])
-    return int(found[0]) if found else 4
+    match = re.match(r"\d+", row["target"])
+    return int(match[0]) if match else 4
 
 
 def letters(record: Record) -> dict[str, str]:
@@ -92,7 +92,7 @@ def table(record: Record, targets: str = "") -> str:
 
 def curves_table(record: Record, name: str = "") -> str:
     """Of all curves, or of one."""
-    lines = ["| as this grows | sizes | CPU seconds a round | peak memory, MB | run |", "|---|---|---|---|---|"]
+    lines = ["| as this grows | sizes | CPU seconds per round | peak memory, MB | run |", "|---|---|---|---|---|"]
     for curve in record["curves"]:
         if name not in ("", curve["name"]):
             continue
@@ -119,7 +119,7 @@ def filled(page: str, record: Record) -> str:
         "bench sites curve": curves_table(record, "sites"),
     }
     for name, text in made.items():
-        page = re.sub(BLOCK.format(name=name), lambda found, text=text: found[1] + text + found[2], page)
+        page = re.sub(BLOCK.format(name=name), lambda match, text=text: match[1] + text + match[2], page)
     return page
 
 

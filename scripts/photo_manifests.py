@@ -26,18 +26,18 @@ def photos(folder: Path) -> list[Path]:
 
 def grocery(folder: Path) -> Iterator[Row]:
     """The label is the coarse class: train/Fruit/Apple/Pink-Lady/1.jpg is an Apple."""
-    found = [path for path in photos(folder) if path.parts[0] in ("train", "test")]
-    places = {label: number % CLIENTS for number, label in enumerate(sorted({path.parts[2] for path in found}))}
-    for path in found:
+    paths = [path for path in photos(folder) if path.parts[0] in ("train", "test")]
+    places = {label: number % CLIENTS for number, label in enumerate(sorted({path.parts[2] for path in paths}))}
+    for path in paths:
         name = path.parts[2]
         yield str(path), SAME.get(name, name), f"client-{places[name]}", path.parts[0]
 
 
 def waste(folder: Path) -> Iterator[Row]:
     stream = np.random.default_rng(0)
-    found = photos(folder)
-    for label in sorted({path.parts[0] for path in found}):
-        own = [path for path in found if path.parts[0] == label]
+    paths = photos(folder)
+    for label in sorted({path.parts[0] for path in paths}):
+        own = [path for path in paths if path.parts[0] == label]
         shares = stream.dirichlet([0.5] * CLIENTS)
         for path in own:
             split = "test" if stream.random() < 0.2 else "train"

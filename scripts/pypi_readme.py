@@ -16,8 +16,8 @@ LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 def as_shown(text: str, repository: str) -> str:
     """The text with links that lead somewhere from anywhere."""
 
-    def link(found: re.Match[str]) -> str:
-        picture, words, path = found.groups()
+    def link(match: re.Match[str]) -> str:
+        picture, words, path = match.groups()
         if repository:
             return f"{picture}[{words}]({repository.rstrip('/')}/{'raw' if picture else 'blob'}/HEAD/{path})"
         return "" if picture else words if path in words else f"{words} (`{path}`)"

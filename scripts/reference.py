@@ -61,10 +61,10 @@ def _remarks(factory: Any) -> dict[str, str]:
         return {name: field.description or "" for name, field in fields.items()}
     factory = getattr(factory, "func", factory)
     bases = inspect.getmro(factory)[::-1] if inspect.isclass(factory) else [factory]
-    found: dict[str, str] = {}
+    remarks: dict[str, str] = {}
     for source in (one for one in bases if one.__module__.startswith("fedssl")):
-        found |= dict(REMARK.findall(inspect.getsource(source)))
-    return found
+        remarks |= dict(REMARK.findall(inspect.getsource(source)))
+    return remarks
 
 
 def _list(entries: Iterable[tuple[str, str, str]]) -> str:
@@ -131,7 +131,7 @@ LISTS: Mapping[str, Callable[[], str]] = {
 
 def filled(page: str) -> str:
     """The page with the lists as the code has them today."""
-    return MARKS.sub(lambda found: f"{found[1]}{LISTS[found[2]]()}\n{found[3]}", page)
+    return MARKS.sub(lambda match: f"{match[1]}{LISTS[match[2]]()}\n{match[3]}", page)
 
 
 if __name__ == "__main__":

@@ -25,16 +25,16 @@ QUICK = {"evaluation.every": 0, "data.test_images": 10, "rounds": 12, "client_sa
 
 
 def kills(count, scratch):
-    found = {}
+    results = {}
     for name in PRESETS:
         # Twelve rounds: with fewer there are not enough places to be killed in.
         met = kill_and_compare(name, count, seed=1, scratch=scratch / name.replace(" ", ""), say=say, rounds=12)
         in_save, points = sum(kill.in_save for kill in met), len({kill.point for kill in met})
-        found[name] = {"kills": len(met), "equal": len(met), "inside a save": in_save, "resume points": points}
+        results[name] = {"kills": len(met), "equal": len(met), "inside a save": in_save, "resume points": points}
         if count >= 50:
             assert in_save >= LEAST_IN_SAVE, f"{name}: only {in_save} kills met a save"
             assert points >= LEAST_POINTS, f"{name}: only {points} distinct resume points"
-    return found
+    return results
 
 
 def disk_full(scratch):
@@ -71,9 +71,9 @@ def damages(count, scratch):
     """One file of a run folder or of the image cache damaged at a time, and who notices."""
     scratch.mkdir()
     os.environ["FEDSSL_DATA"] = str(scratch / "fedssl-data")
-    found = Counter(case.outcome for case in fuzz(count, 1, scratch, say))
-    assert found["silent"] == found["traceback"] == 0, found
-    return dict(found)
+    results = Counter(case.outcome for case in fuzz(count, 1, scratch, say))
+    assert results["silent"] == results["traceback"] == 0, results
+    return dict(results)
 
 
 def many_rounds(rounds, scratch):

@@ -90,11 +90,11 @@ class TrialList:
         return [read_json(path) for path in paths if path.exists()]
 
     def table(self) -> str:
-        known = [(trial, found) for trial in self.trials.values() if (found := self.records(trial))]
+        known = [(trial, records) for trial in self.trials.values() if (records := self.records(trial))]
         if not known:
             return "Not run yet.\n"
         head = "| trial | seeds | core-seconds | random kNN / linear | trained kNN / linear | gain, linear |"
-        lines = [head, "|---|---|---|---|---|---|", *(row(trial, found) for trial, found in known), ""]
+        lines = [head, "|---|---|---|---|---|---|", *(row(trial, records) for trial, records in known), ""]
         return "".join(f"{line}\n" for line in [*lines, *(changes(trial) for trial, _ in known if trial.changed)])
 
     def shown_in(self, text: str) -> str:
@@ -158,15 +158,15 @@ def fair_random(record: Record, measure: str) -> float:
     return max(value for name, value in record["random"].items() if name in (measure, f"{measure}_reestimated"))
 
 
-def row(trial: Trial, found: Sequence[Record]) -> str:
-    gains = [one["trained"]["linear"] - fair_random(one, "linear") for one in found]
-    seconds = [statistics.fmean(one["core_seconds"][part] for one in found) for part in ("training", "evaluation")]
+def row(trial: Trial, records: Sequence[Record]) -> str:
+    gains = [one["trained"]["linear"] - fair_random(one, "linear") for one in records]
+    seconds = [statistics.fmean(one["core_seconds"][part] for one in records) for part in ("training", "evaluation")]
     cells = [
         f"`{trial.name}`",
-        str(len(found)),
+        str(len(records)),
         f"{seconds[0]:.0f} + {seconds[1]:.0f}",
-        " / ".join(mean_and_spread([fair_random(one, measure) for one in found]) for measure in MEASURES),
-        " / ".join(mean_and_spread([one["trained"][measure] for one in found]) for measure in MEASURES),
+        " / ".join(mean_and_spread([fair_random(one, measure) for one in records]) for measure in MEASURES),
+        " / ".join(mean_and_spread([one["trained"][measure] for one in records]) for measure in MEASURES),
         mean_and_spread(gains, "+"),
     ]
     return f"| {' | '.join(cells)} |"

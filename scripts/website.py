@@ -43,16 +43,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Links lead to the site's own pages; what the site does not have is named by its path in the repository."""
     base = ROOT if page.file.src_uri in FROM_ROOT else DOCS
-    return LINK.sub(lambda found: _link(base, found), markdown)
+    return LINK.sub(lambda match: _link(base, match), markdown)
 
 
-def _link(base: Path, found: re.Match[str]) -> str:
-    text, target, anchor = found.groups(default="")
+def _link(base: Path, match: re.Match[str]) -> str:
+    text, target, anchor = match.groups(default="")
     path = Path(os.path.normpath(base / target))
     at_root = {ROOT / source: name for name, source in FROM_ROOT.items()}
     if path in at_root or path.parent == DOCS:
         return f"[{text}]({at_root.get(path, path.name)}{anchor})"
-    return f"{text} (`{path.relative_to(ROOT)}`)" if path.exists() else found[0]  # MkDocs refuses a dead link
+    return f"{text} (`{path.relative_to(ROOT)}`)" if path.exists() else match[0]  # MkDocs refuses a dead link
 
 
 class FencedExamples(griffe.Extension):

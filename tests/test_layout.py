@@ -99,3 +99,8 @@ def test_a_function_is_at_most_sixty_lines_long():
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
                 long[f"{path.name}:{node.name}"] = node.end_lineno - node.lineno + 1
     assert long == {}
+
+
+def test_a_module_is_at_most_four_hundred_lines_long():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {str(path.relative_to(PACKAGE)): length for path, length in lengths.items() if length > 400} == {}

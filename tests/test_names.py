@@ -1,7 +1,11 @@
-"""No branch on a name outside its registry: who needs to know something of an entry asks the entry."""
+"""No branch on a name outside its registry: who needs to know something of an entry asks the entry.
+
+And the words of names and sentences are those of the field.
+"""
 
 import ast
 import importlib
+import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -119,6 +123,26 @@ def test_every_registry_is_looked_at():
     assert groups >= {"methods", "update_rules", "aggregators", "networks", "engines", "protocols", "privacy"}
 
 
+def test_no_other_table_has_the_name_of_a_registry():
+    trees, at = parsed(), {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign):
+                    at.setdefault(target.id, []).append(path)
+    registered = {
+        ast.unparse(node.target)
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "Registry"
+    }
+    assert len(registered) == 13
+    assert {name: at[name] for name in registered if len(at[name]) > 1} == {}
+
+
 def calls(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
@@ -146,3 +170,62 @@ def test_ways_to_compare_are_found(code):
 )
 def test_what_is_no_comparison_is_left_alone(code):
     assert not list(compared(ast.parse(code)))
+
+
+ROOT = Path(__file__).parents[1]
+NO_NAMES = {"told", "asked", "found", "apart", "whose", "course", "surroundings", "spending", "rightly", "deaf"}
+NO_FILES = {"utils", "helpers", "util", "helper", "misc", "common"}
+NO_SENTENCES = re.compile(
+    r"\b(carr(y|ies|ied) out|go(es)? on with|gone on|rightly|bad clients|a line a|an image a)\b"
+    r"|\b(seconds|minutes|hours|core-minutes|[kMG]B|steps|time) an? (round|run|site|image|step|seed|class|epoch)\b"
+)
+
+
+def named(tree):
+    """(line, name) of everything that a module gives a name to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+
+
+def parts(name):
+    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def test_names_are_words_of_the_field():
+    """`Found` is a class, what a layout found; a test may call a value so."""
+    paths = [path for place in ("src", "scripts", "benchmarks", "examples") for path in (ROOT / place).rglob("*.py")]
+    assert len(paths) > 300
+    assert not [path for path in paths if path.stem in NO_FILES]
+    wrong = [
+        f"{path.relative_to(ROOT)}, line {line}: {name}"
+        for path in paths
+        for line, name in named(ast.parse(path.read_text(encoding="utf-8")))
+        if parts(name) & NO_NAMES and name != "Found"
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "code", ["def was_told(): ...", "found = 1", "one.asked = 1", "lambda whose: 1", "class Course: ..."]
+)
+def test_other_names_are_seen(code):
+    assert any(parts(name) & NO_NAMES for _, name in named(ast.parse(code)))
+
+
+def test_sentences_are_those_of_the_field():
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".toml", ".html", ".md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    assert len(files) > 300
+    assert len(pages) > 20
+    lines = {
+        f"{path.relative_to(ROOT)}, line {number}": match[0]
+        for path in (*files, *pages)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if (match := NO_SENTENCES.search(line))
+    }
+    assert lines == {}

@@ -79,7 +79,7 @@ def test_run_and_show(tmp_path):
     [
         (["run", "nothing"], "there is no experiment 'nothing'"),
         (["show", "tau", "--scale", "huge"], "--scale: there is no 'huge'"),
-        (["run", "tau", "--rows", "MNIST", "--dry-run"], "--rows: nothing is called 'MNIST'"),
+        (["run", "tau", "--rows", "MNIST", "--dry-run"], "--rows: there is no 'MNIST'"),
         (["show", "tau", "-o", "nowhere/page.html"], "the folder nowhere does not exist"),
     ],
 )

@@ -3,7 +3,15 @@ import subprocess
 import sys
 from importlib import resources
 
+import pytest
+import typer
+
+from fedssl.cli.main import app
 from fedssl.cli.registries import FILE
+from fedssl.encoders.export.formats import FORMATS
+from fedssl.evaluation.protocols import PROTOCOLS
+from fedssl.experiment.config.schema import ENGINES
+from fedssl.experiment.progress.loggers import LOGGERS
 from tests.helpers.written_runs import write_run
 
 LISTS = ("presets", "methods", "networks", "rules", "aggregators", "privacy")
@@ -30,3 +38,19 @@ def test_lists_of_parts_and_runs_need_no_torch(tmp_path):
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert all(word in shown for word in ("cifar10-noniid", "mocov2", "resnet50", "fedema", "krum", "client-dp"))
     assert "25.0 % → 37.5 %" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "registry"),
+    [
+        ("run", ["engine"], ENGINES),
+        ("run", list(LOGGERS), LOGGERS),
+        ("evaluate", ["protocol"], PROTOCOLS),
+        ("export", ["to"], FORMATS),
+    ],
+)
+def test_help_names_all_that_is_built_in(command, options, registry):
+    """Written by hand, so that `--help` imports nothing."""
+    known = {one.name: one for one in typer.main.get_command(app).commands[command].params}
+    text = " ".join(f"{name} {known[name].help}" for name in options)
+    assert [name for name in registry if name not in text] == []

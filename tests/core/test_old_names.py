@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,11 @@ def test_an_old_name_is_the_new_module_and_warns_whoever_imports_it(not_yet_impo
         module = importlib.import_module(old)
     assert module is importlib.import_module(MOVED[old])
     assert module.__name__ == module.__spec__.name == MOVED[old]
+
+
+def test_the_changelog_lists_them():
+    changelog = (Path(__file__).parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert [old for old, new in MOVED.items() if f"`{old}`" not in changelog or f"`{new}`" not in changelog] == []
 
 
 def test_what_lies_below_an_old_name_is_not_loaded_twice(not_yet_imported):

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from fedssl.cli.main import app
 from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.core.weights import Weights
-from fedssl.deployment.audit import Audit, Spent, after, check_audit, parts_of, verified
+from fedssl.deployment.audit import Audit, Spent, after, check_audit, parts_of
 from fedssl.deployment.audit_page import html_page
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult
+from tests.helpers.audited import verified
 
 WEIGHTS = GlobalWeights(Weights({"w": torch.ones(3)}, {"mean": torch.zeros(2)}), Weights())
 

@@ -11,7 +11,7 @@ from fedssl.core.errors import DamagedError, FedsslError
 from fedssl.deployment import consent, server_run, site_run
 from fedssl.deployment.agreement import in_words
 from fedssl.deployment.apps import AtSite
-from fedssl.deployment.audit import Audit, verified
+from fedssl.deployment.audit import Audit
 from fedssl.deployment.consent import (
     Consent,
     approve,
@@ -36,6 +36,7 @@ from fedssl.federation.engines.flower.client_app import make_client_app
 from fedssl.federation.engines.flower.messages import facts_of, pack_task, pack_tensors, unpack_reply
 from fedssl.federation.messages import ClientError, Failure, GlobalWeights, TrainTask
 from fedssl.federation.privacy.budget import epsilon_after
+from tests.helpers.audited import verified
 from tests.helpers.deployed import SETTINGS, write_images
 from tests.helpers.flower_grid import context, grid_of_sites
 
@@ -173,7 +174,7 @@ def sent_to(side, told, round_number=1, accepted=None):
 
 def test_a_reason_leaves_only_where_the_policy_shares_it(tmp_path):
     task = TrainTask(0, 1, accepted_round=None, global_weights=GlobalWeights.EMPTY)
-    reason = "rounds: the server asks for 3, this site gives 2 at most"
+    reason = "rounds: the server asks for 3, this site allows 2 at most"
     for policy, shared in [({}, {}), ({"share-reasons": "True"}, {"reason": reason})]:
         content = pack_task(task, pack_tensors(GlobalWeights.EMPTY, {}), about())
         message = Message(content, dst_node_id=1, message_type="train")

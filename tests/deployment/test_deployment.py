@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedssl.deployment import APP
-from fedssl.deployment.audit import verified
 from fedssl.deployment.consent import spelled
 from fedssl.deployment.supervision import environment
+from tests.helpers.audited import verified
 from tests.helpers.deployed import (
     LIMIT,
     NAMES,

@@ -94,8 +94,8 @@ def settings(**changes):
         ({"methods": ["byol", "mocov2"]}, "method.name: 'simclr', this site allows byol, mocov2"),
         ({"networks": ["resnet50"]}, "network.name: 'convnet', this site allows resnet50"),
         ({"update_rules": ["fedavg"]}, "update_rule.name: 'fedema', this site allows fedavg"),
-        ({"max_rounds": 9}, "rounds: the server asks for 10, this site gives 9 at most"),
-        ({"max_epochs": 1}, "local_training.epochs: the server asks for 2, this site gives 1 at most"),
+        ({"max_rounds": 9}, "rounds: the server asks for 10, this site allows 9 at most"),
+        ({"max_epochs": 1}, "local_training.epochs: the server asks for 2, this site allows 1 at most"),
     ],
 )
 def test_what_a_policy_does_not_allow_is_refused(policy, told):
@@ -110,15 +110,15 @@ def test_rounds_hours_and_uploads_are_counted_at_the_site():
     check_spent(Spent(2, 1.0, 2, "x"), 3, config, policy)
     check_spent(Spent(3, 1.0, 3, "x"), 3, config, policy)  # its reply was lost
     for spent, number, told in [
-        (Spent(3, 1.0, 3, "x"), 4, "max_rounds: 3 uploads left this site, it gives a run 3"),
+        (Spent(3, 1.0, 3, "x"), 4, "max_rounds: 3 uploads left this site, which allows 3 per run"),
         (Spent(4, 1.0, 3, "x"), 3, "max_rounds: 4 uploads"),  # the same round with other weights, again and again
-        (Spent(1, 2.0, 1, "x"), 2, r"max_hours: this site worked 2\.0 hours for the run, it gives 2"),
+        (Spent(1, 2.0, 1, "x"), 2, r"max_hours: this site worked 2\.0 hours for the run and allows 2"),
         (Spent(), 11, "round 11: the run has 10"),
     ]:
         with pytest.raises(FedsslError, match=told):
             check_spent(spent, number, config, policy)
     check_upload(1_500_000, policy)
-    with pytest.raises(FedsslError, match=r"max_upload: 1\.6 MB would leave, this site gives 1\.5 MB"):
+    with pytest.raises(FedsslError, match=r"max_upload: 1\.6 MB would leave, this site allows 1\.5 MB"):
         check_upload(1_600_000, policy)
 
 

@@ -6,12 +6,12 @@ import shutil
 
 import pytest
 
-from fedssl.deployment.audit import verified
 from fedssl.deployment.consent import approve, check_consent, join, leave, read_consent
 from fedssl.deployment.policy import Policy
 from fedssl.deployment.site_folder import claim_state
 from fedssl.deployment.site_run import record_reply, record_task
 from fedssl.federation.messages import ClientError, Failure
+from tests.helpers.audited import verified
 from tests.helpers.faults import CALLS, CONTEXT, counted
 
 RUN, SETTINGS = "a1b2", {"rounds": 3}

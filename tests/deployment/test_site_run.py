@@ -208,7 +208,7 @@ def test_features_leave_a_site_only_when_it_says_so():
     ],
 )
 def test_settings_that_hurt_a_machine_are_refused_with_the_limit(tmp_path, setting, value, most):
-    with pytest.raises(FedsslError, match=f"{setting}: the server asks for {value}, this site gives {most} at most"):
+    with pytest.raises(FedsslError, match=f"{setting}: the server asks for {value}, this site allows {most} at most"):
         open_side(node_config(tmp_path), asked({setting: value}))
     assert not (tmp_path / "state/runs").exists()
 
@@ -228,7 +228,7 @@ def test_the_disk_that_a_site_gives_is_bounded(tmp_path):
     side = open_side(node_config(tmp_path), about())
     train(side)
     room = Policy(max_disk=1.5e-9 * side.client.state_bytes())
-    with pytest.raises(FedsslError, match=r"are used and .* are needed, this site gives .* the oldest: a1b2 \("):
+    with pytest.raises(FedsslError, match=r"are used and .* are needed, this site allows .* the oldest: a1b2 \("):
         open_side(node_config(tmp_path, **room.as_node()), about())
 
 

@@ -1,9 +1,11 @@
-"""The examples in the docstrings of public functions, run one after another in one folder."""
+"""The examples in docstrings, of public functions and of all others that have one, run in one folder."""
 
+import ast
 import doctest
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import torch
 
@@ -32,6 +34,17 @@ PUBLIC = {
     "Encoder": "fedssl.encoders.sklearn:Encoder",
     "report": "fedssl.reports.run_page:write_report",
 }
+# Those of others: a method's, a site's, a page's.
+MORE = (
+    "fedssl.core.eager:eager",
+    "fedssl.core.view_groups:ViewGroup",
+    "fedssl.deployment.consent:settings_digest",
+    "fedssl.deployment.network:proxy_for",
+    "fedssl.deployment.policy:load_policy",
+    "fedssl.methods.payloads:tensor_problem",
+    "fedssl.networks.vit:VisionTransformer",
+    "fedssl.reports.watch:WatchServer",
+)
 
 
 def examples(name):
@@ -51,7 +64,7 @@ def test_examples_of_public_functions_give_what_they_show(tmp_path, monkeypatch)
     write_folder(tmp_path / "photos", classes=("cat", "dog"), each=8)
     fedssl.load("smoke", {"rounds": 2, "threads": 1}).run("runs/x")
     runner = doctest.DocTestRunner(optionflags=doctest.FAIL_FAST)
-    for name in PUBLIC.values():
+    for name in (*PUBLIC.values(), *MORE):
         example = examples(name)
         assert 1 <= len(example.examples) <= 6, f"{name} has no short example"
         assert runner.run(example).failed == 0, name
@@ -73,3 +86,25 @@ def test_so_is_every_function_that_a_package_exports():
     for one in exporting:
         functions = {getattr(one, name) for name in one.__all__ if inspect.isfunction(getattr(one, name))}
         assert functions <= known, one.__name__
+
+
+def written(tree, place):
+    """What has an example in its docstring, by "module:name"."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            inner = f"{place}{'.' if ':' in place else ':'}{node.name}"
+            if ">>>" in (ast.get_docstring(node) or ""):
+                yield inner
+            yield from written(node, inner)
+
+
+def test_no_example_is_left_out():
+    package = Path(fedssl.__path__[0])
+    modules = {
+        ".".join(("fedssl", *path.relative_to(package).with_suffix("").parts)): path for path in package.rglob("*.py")
+    }
+    places = {
+        one for name, path in modules.items() for one in written(ast.parse(path.read_text(encoding="utf-8")), name)
+    }
+    places = {place.replace(".__init__:", ":") for place in places}
+    assert places == {*PUBLIC.values(), *MORE}

@@ -49,7 +49,7 @@ def test_harmless_changes_need_force_and_are_recorded(part):
         resume(part, rounds=4)
     view, report = resume(part, force=True, rounds=4, **{"evaluation.every": 2})
     assert "note: rounds 3 → 4" in view.lines
-    assert any(line.startswith("note: the cosine now ends at round 4: the next rate is") for line in view.lines)
+    assert any(line.startswith("note: the rate now falls until round 4: the next one is") for line in view.lines)
     assert report.summary["rounds"] == 4
     (resumed,) = json.loads((part / "environment.json").read_text())["resumed"]
     assert resumed["after_round"] == 1

@@ -99,5 +99,5 @@ def test_a_run_on_two_devices_and_what_is_refused(tmp_path):
     assert summary["failures"] == 0
     with pytest.raises(FedsslError, match=r"local_training\.devices: with engine = 'processes' clients share"):
         load("smoke", {**settings, "engine": "processes", "workers": 1}).run(tmp_path / "other")
-    with pytest.raises(FedsslError, match=r"local_training\.devices: 2 are asked for, here are 1 \(mps\)"):
+    with pytest.raises(FedsslError, match=r"local_training\.devices: 2 are needed, here are 1 \(mps\)"):
         TWO.check(torch.device("mps"))

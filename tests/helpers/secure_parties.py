@@ -1,11 +1,11 @@
-"""Sites and a coordinator in one process, every message through its plain form; nothing is stubbed."""
+"""Sites and a coordinator in one process, every message through its bytes; nothing is stubbed."""
 
 import numpy as np
 
 from fedssl.federation.secure.coordinator import Coordinator
 from fedssl.federation.secure.keys import Identity
 from fedssl.federation.secure.member import Member, RunRecord, new_record
-from fedssl.federation.secure.stages import RoundCall, Session, from_bytes, from_plain, to_bytes, to_plain
+from fedssl.federation.secure.stages import RoundCall, Session, from_bytes, to_bytes
 
 NAMES = ("berlin", "delft", "lyon", "porto", "turin")
 IDENTITIES = {}  # P-384 keys are slow to make: one a name
@@ -23,9 +23,19 @@ def roster_of(names):
     return {name: identity(name).key.public_key() for name in names}
 
 
+def average_error(layout, entry, total_examples):
+    """How far an averaged weight may be from the exact one: half a step when every client counts n_max."""
+    return layout.step(entry) / 2 * layout.clients * layout.most_examples / total_examples
+
+
+def tolerated(sites, threshold):
+    """How many sites may help a server that lies, before it can have both secrets of another."""
+    return 2 * threshold - sites - 1
+
+
 def carried(message):
     """As it is after a journey."""
-    return from_plain(type(message), to_plain(message))
+    return from_bytes(type(message), to_bytes(message))
 
 
 def make_members(names=NAMES, run="run-1", least=2):

@@ -103,9 +103,12 @@ def test_rows_and_columns_are_unique(study):
     assert len(set(moving)) == len(moving), "two cells are the same run and number"
 
 
+OURS = ("FedCA, ResNet-18", "FedEMA, the authors' divergence")  # rows that the paper has not
+
+
 @pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))
 def test_what_is_not_printed_is_said(study):
-    silent = any(cell.printed is None and not cell.row.beyond_paper for cell in study.cells())
+    silent = any(cell.printed is None and cell.row.title not in OURS for cell in study.cells())
     assert silent == bool(study.not_printed)
     assert {row.algorithm for row in study.rows} <= set(preset_names("algorithms"))
 

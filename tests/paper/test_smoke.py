@@ -111,16 +111,16 @@ def test_amounts_follow_from_the_settings():
         return Amounts.of(paper.configure(study.cell(row, study.columns[column])))
 
     usual = amounts("ssl-methods", "FedBYOL")
-    assert (usual.client_images, usual.steps, usual.images) == (10_000, 78 * 5 * 5 * 100, 78 * 5 * 5 * 100 * 128)
+    assert (usual.steps, usual.images) == (78 * 5 * 5 * 100, 78 * 5 * 5 * 100 * 128), "of 10,000 images each"
     assert usual.evaluations == 19 + 2 + 2, "every 5 of 100 rounds but the last, first and last in two modes"
     alone = amounts("linear-evaluation", "Standalone training")
     assert alone.evaluations == 5 * (19 + 2) + 2
     drawn = amounts("client-sampling", "FedBYOL", 4)
-    assert (drawn.client_images, drawn.steps) == (625, 4 * 2 * 8 * 800)
+    assert drawn.steps == 4 * 2 * 8 * 800, "of 625 images each"
     semi = amounts("semi-supervised", "FedBYOL", 1)
-    assert (semi.labelled, semi.client_images) == (5000, 9000)
-    assert amounts("data-amount", "FedBYOL", 0).client_images == 1000
-    assert amounts("linear-evaluation", "BYOL (Centralized)").client_images == 50_000
+    assert (semi.labelled, semi.steps) == (5000, 70 * 5 * 5 * 100), "of 9,000 images each"
+    assert amounts("data-amount", "FedBYOL", 0).steps == 7 * 5 * 5 * 100, "of 1,000 images each"
+    assert amounts("linear-evaluation", "BYOL (Centralized)").steps == 390 * 5 * 100, "of 50,000 images"
 
 
 class Counting(QuietView):

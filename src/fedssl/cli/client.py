@@ -205,7 +205,8 @@ def approve(
 ) -> None:
     """Shows a run that waits for approval, in words: what it does, what will leave; then asks.
 
-    Compare the SHA-256 with the one that the server prints. Other settings later, also more rounds, are asked anew.
+    Compare the SHA-256 with the one that the server prints. Other settings later, also more rounds, need another
+    approval.
     """
     from fedssl.core.errors import FedsslError
     from fedssl.deployment import consent

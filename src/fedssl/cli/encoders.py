@@ -201,11 +201,11 @@ def finetune(
     test: Annotated[str, typer.Option(help="labelled images to test with  [default: a part of --data]")] = "",
     test_fraction: Annotated[float, typer.Option(help="share of every class to test with; 0: no test")] = 0.2,
     head_only: Annotated[bool, typer.Option("--head-only", help="leave the encoder as it is")] = False,
-    epochs: Annotated[int, typer.Option()] = 100,
-    lr: Annotated[float, typer.Option()] = 1e-3,
-    batch_size: Annotated[int, typer.Option()] = 128,
+    epochs: Annotated[int, typer.Option(help="passes over the images to learn from")] = 100,
+    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(help="images per step")] = 128,
     hidden: Annotated[int, typer.Option(help="width of the head's hidden layer")] = 4096,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="of the new head and the order of images")] = 0,
     to: Annotated[str, typer.Option(help="safetensors, or safetensors,onnx")] = "safetensors",
     settings: DataSettings = None,
     client: Client = None,
@@ -302,11 +302,11 @@ def _encoder(
 
 
 def _network(name: str | None) -> Any:
-    from fedssl.core.errors import FedsslError
+    from fedssl.core.registry import unknown
     from fedssl.encoders.trained import NETWORKS
 
     if name is not None and name not in NETWORKS:
-        raise FedsslError(f"--network: there is no {name!r}; known: {', '.join(NETWORKS)}")
+        raise unknown("--network: there is no", name, NETWORKS)
     return name
 
 

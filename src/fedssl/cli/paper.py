@@ -161,7 +161,8 @@ def paper_show(
     studies, chosen = find_studies(names), find_scale(scale)
     check_choice(studies, rows or (), columns or ())
     comparisons = [
-        Comparison.of(study, chosen, out, seeds or study.seeds, rows or (), columns or ()) for study in studies
+        Comparison.of(study, chosen, out, seeds or study.seeds, rows=rows or (), columns=columns or ())
+        for study in studies
     ]
     if page:
         write_page(comparisons, page)

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, first_line
 
 
 def choose_device(name: str) -> torch.device:
@@ -12,5 +12,5 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise FedsslError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise FedsslError(f"device: {name!r} cannot be used here: {first_line(error)}") from None
     return device

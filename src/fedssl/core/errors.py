@@ -3,15 +3,20 @@
 MOST_SHOWN = 200  # characters of a text that is somebody else's
 
 
-def printable(text: str) -> str:
+def safe_text(text: str) -> str:
     """A text that came from another machine, fit for a terminal, a log and a page: signs only, in one line, cut."""
     signs = (sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text[:MOST_SHOWN])
     return "".join(signs) + ("…" if len(text) > MOST_SHOWN else "")
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line; its kind, if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def reason(error: Exception) -> str:
     """What an error says of somebody else's input, as a text to show."""
-    return printable(str(error) if isinstance(error, FedsslError) else f"{type(error).__name__}: {error}")
+    return safe_text(str(error) if isinstance(error, FedsslError) else f"{type(error).__name__}: {error}")
 
 
 class FedsslError(Exception):

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Sequence
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, first_line
 
 EXTRAS: dict[str, tuple[str, ...]] = {  # as in pyproject.toml, with the modules that are imported of each
     "tensorboard": ("torch.utils.tensorboard",),
@@ -31,10 +31,9 @@ def need(extra: str, needed_by: str, also: Sequence[str] = ()) -> None:
         except ImportError as error:
             missing = error.name or name
         except Exception as error:  # a library for another version of what it needs raises what it likes
-            why = (str(error) or type(error).__name__).splitlines()[0]
             raise FedsslError(
-                f"{needed_by}: {name} is installed but cannot be imported: {why}: install it anew for the packages "
-                f'here: pip install --force-reinstall "fedssl[{extra}]"'
+                f"{needed_by}: {name} is installed but cannot be imported: {first_line(error)}: install it anew for "
+                f'the packages here: pip install --force-reinstall "fedssl[{extra}]"'
             ) from error
         if missing:
             raise FedsslError(f'{needed_by}: {missing} is not installed: pip install "fedssl[{extra}]"')

@@ -140,6 +140,15 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def bytes_in(folder: Path) -> int:
+    """All files below a folder, which others may write to and delete from meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it may be gone by now
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def size_text(count: float) -> str:
     """A number of bytes in the unit that reads best (decimal: 1 MB is a million bytes)."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -1,4 +1,4 @@
-"""What is told while something takes time: how far it is, and sentences."""
+"""What is reported while something takes time: how far it is, and sentences."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -19,5 +19,5 @@ def silent(text: str, done: int, total: int | None, client: int | None = None, i
     """Progress that nobody watches."""
 
 
-def unheard(text: str) -> None:
-    """What nobody reads."""
+def say_nothing(text: str) -> None:
+    """`Say` where nobody reads."""

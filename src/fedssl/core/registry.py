@@ -159,7 +159,8 @@ def _is_or_makes(entry: Any, base: type) -> bool:
 
 def unknown(there_is_no: str, name: Any, known: Collection[str], lists: str = "", more: str = "") -> FedsslError:
     """The error of a name that nobody knows: the nearest one, and all of them or the command that lists them."""
-    rest = f": `{lists}` lists them" if lists else f"; known: {', '.join(known)}{more}"
+    between = "; " if any("," in one for one in known) else ", "
+    rest = f": `{lists}` lists them" if lists else f"; known: {between.join(known)}{more}"
     return FedsslError(f"{there_is_no} {name!r}{nearest(str(name), known)}{rest}")
 
 

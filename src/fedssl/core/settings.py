@@ -1,7 +1,7 @@
 """Settings are constructor arguments: these annotations give each its range, and `describe` reads them back.
 
 A registry maps a name to a class or function; its keyword-only arguments (or dataclass fields) are the settings
-that a config may give. `config.py` turns the same annotations into checks and error texts.
+that a config may give. experiment/config turns the same annotations into checks and error texts.
 """
 
 import inspect

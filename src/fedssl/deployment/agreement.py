@@ -1,6 +1,6 @@
 """A run in words, for the person at a site who has to approve it: what it does, and what will leave."""
 
-from fedssl.core.errors import printable
+from fedssl.core.errors import safe_text
 from fedssl.deployment.consent import Consent, spelled
 from fedssl.experiment.config.schema import Config
 from fedssl.federation.client import WITH_NOISE
@@ -17,7 +17,7 @@ def in_words(consent: Consent, config: Config) -> str:
         f"  sites      {len(sites)}: {', '.join(sites)}",
         f"  training   {config.run.rounds} rounds, each {training.epochs} epochs over this site's images, "
         f"in batches of {training.batch_size}",
-        f"  method     {config.method.name}, network {printable(config.network.name)}, "
+        f"  method     {config.method.name}, network {safe_text(config.network.name)}, "
         f"update rule {config.update_rule.name}, averaged by {config.aggregation.name}",
         f"  privacy    {_privacy(config.privacy.build())}",
         f"  server     {_server(config)}",

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedssl.core.errors import DamagedError, FedsslError
+from fedssl.core.errors import FedsslError
 from fedssl.core.files import append_line
 from fedssl.core.lines import whole_tables
 from fedssl.core.weights import Weights
@@ -117,14 +117,6 @@ def check_audit(path: Path) -> Checked:
             lines.append(line)
             before = line["sha256"]
     return Checked(lines, remarks)
-
-
-def verified(path: Path) -> tuple[list[Line], list[str]]:
-    """All lines, and what a reader must know of those that a kill cut off; DamagedError where the chain is broken."""
-    checked = check_audit(path)
-    if checked.broken:
-        raise DamagedError(checked.broken)
-    return checked.lines, checked.remarks
 
 
 def _unreadable(number: int, raw: list[bytes]) -> tuple[str, bool]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedssl.core.errors import FedsslError, printable
-from fedssl.core.files import size_text
+from fedssl.core.errors import FedsslError, safe_text
+from fedssl.core.files import bytes_in, size_text
 from fedssl.core.sealed import seal, unseal
 from fedssl.deployment.audit import Spent
 from fedssl.deployment.policy import TABLES, Policy
@@ -39,13 +39,13 @@ def check_settings(config: Config, policy: Policy) -> None:
     for field, table in TABLES.items():
         name, allowed = getattr(config, table).name, getattr(policy, field)
         if allowed and name not in allowed:
-            raise FedsslError(f"{table}.name: {printable(name)!r}, this site allows {', '.join(allowed)}")
+            raise FedsslError(f"{table}.name: {safe_text(name)!r}, this site allows {', '.join(allowed)}")
     own = {"rounds": policy.max_rounds, "local_training.epochs": policy.max_epochs}
     limits = MOST | {key: most for key, most in own.items() if most is not None}
     for key, value in flatten(config.as_raw()).items():
         most = limits.get(key, limits.get(key.split(".")[0]))
         if most is not None and isinstance(value, int) and value > most:
-            raise FedsslError(f"{key}: the server asks for {printable(str(value))}, this site gives {most} at most")
+            raise FedsslError(f"{key}: the server asks for {safe_text(str(value))}, this site allows {most} at most")
     if policy.require_secure_aggregation and not config.uploads.secure:
         raise FedsslError(
             "aggregation.secure: the server would see this site's weights, this site asks for a secure sum "
@@ -67,7 +67,7 @@ def _check_privacy(privacy: ClientDP | None, policy: Policy) -> None:
         needed = policy.require_privacy
         raise FedsslError(f"privacy.placement: the server asks for {privacy.placement!r}, this site for {needed!r}")
     if privacy.noise_seed != "secret":
-        raise FedsslError("privacy.noise_seed: noise that who knows the seed can take off, this site asks for 'secret'")
+        raise FedsslError("privacy.noise_seed: who knows the seed can remove the noise, this site asks for 'secret'")
     if privacy.noise_multiplier < policy.min_noise:
         noise = privacy.noise_multiplier
         raise FedsslError(f"privacy.noise_multiplier: {noise:g}, this site asks for {policy.min_noise:g} (--min-noise)")
@@ -94,13 +94,13 @@ def open_run(runs: Path, run: str, config: Config, policy: Policy) -> Path:
     begun = resolve(unseal(folder / PINNED).facts["settings"], config.allow_code)
     forbidden = [change for change in changes(begun.as_raw(), config.as_raw()) if not change.harmless]
     if forbidden:
-        listed = "; ".join(printable(str(change)) for change in forbidden)
+        listed = "; ".join(safe_text(str(change)) for change in forbidden)
         raise FedsslError(f"run {run}: the server changed settings that are fixed since its first task: {listed}")
     return folder
 
 
 def check_spent(spent: Spent, round_number: int, config: Config, policy: Policy) -> None:
-    """Refuses a round beyond those of the run, and more rounds or hours than this site gives it.
+    """Refuses a round beyond those of the run, and more rounds or hours than this site allows it.
 
     The upload of the last round may be asked for again.
     """
@@ -108,10 +108,10 @@ def check_spent(spent: Spent, round_number: int, config: Config, policy: Policy)
         raise FedsslError(f"round {round_number}: the run has {config.run.rounds}")
     most = policy.max_rounds
     if most and spent.uploads >= most and (spent.uploads > most or round_number != spent.round_number):
-        raise FedsslError(f"max_rounds: {spent.uploads} uploads left this site, it gives a run {most}")
+        raise FedsslError(f"max_rounds: {spent.uploads} uploads left this site, which allows {most} per run")
     if policy.max_hours and spent.hours >= policy.max_hours:
         raise FedsslError(
-            f"max_hours: this site worked {spent.hours:.1f} hours for the run, it gives {policy.max_hours:g}"
+            f"max_hours: this site worked {spent.hours:.1f} hours for the run and allows {policy.max_hours:g}"
         )
 
 
@@ -119,16 +119,16 @@ def check_upload(size: int, policy: Policy) -> None:
     """Refuses to send more in a round than this site lets out."""
     if policy.max_upload and size > policy.max_upload * 1e6:
         raise FedsslError(
-            f"max_upload: {size_text(size)} would leave, this site gives {policy.max_upload:g} MB a round"
+            f"max_upload: {size_text(size)} would leave, this site allows {policy.max_upload:g} MB per round"
         )
 
 
 def check_disk(state: Path, needed: int, policy: Policy) -> None:
-    """Refuses a task whose state would not fit into what this site gives."""
-    used, most = _bytes_in(state), policy.max_disk * 1e9
+    """Refuses a task whose state would not fit into what this site allows."""
+    used, most = bytes_in(state), policy.max_disk * 1e9
     if used + needed > most:
         raise FedsslError(
-            f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site gives "
+            f"{state}: {size_text(used)} are used and {size_text(needed)} are needed, this site allows "
             f"{size_text(most)} (--max-disk): delete runs that are over; {_oldest(state / 'runs')}"
         )
 
@@ -136,9 +136,5 @@ def check_disk(state: Path, needed: int, policy: Policy) -> None:
 def _oldest(runs: Path) -> str:
     """In words: the runs that were not touched for longest, and their sizes."""
     folders = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime) if runs.exists() else []
-    listed = [f"{path.name} ({size_text(_bytes_in(path))})" for path in folders[:3]]
+    listed = [f"{path.name} ({size_text(bytes_in(path))})" for path in folders[:3]]
     return f"the oldest: {', '.join(listed)}" if listed else "there is none here"
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

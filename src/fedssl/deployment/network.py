@@ -7,7 +7,7 @@ import socket
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # names of this machine, for itself: never by way of a proxy
 
@@ -52,6 +52,6 @@ def connect(host: str, port: int, timeout: float, proxy: str = "") -> socket.soc
         tunnel.connect()
     except (OSError, http.client.HTTPException) as error:
         tunnel.close()
-        why = printable(str(getattr(error, "strerror", None) or error))
+        why = safe_text(str(getattr(error, "strerror", None) or error))
         raise OSError(f"the proxy {at}:{by}: {why}") from None
     return tunnel.sock

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.files import write_atomically
 from fedssl.core.progress import Progress
 from fedssl.data.dataset import Pixels, where
@@ -23,7 +23,7 @@ from fedssl.experiment.build.parts import Parts, assemble, build
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.resolve import check_round
 from fedssl.experiment.config.schema import Config, Raw
-from fedssl.experiment.engine_choice import Choice
+from fedssl.experiment.engine_choice import EngineChoice
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.progress.views import PlainView, View
 from fedssl.experiment.records.run_folder import FLOWER, RunFolder
@@ -65,8 +65,8 @@ class AtSites:
             remarks.append("no accuracy can be given without labelled images here (data.eval_train, data.eval_test)")
         return assemble(config, dataset, partition, _nothing, progress, remarks)
 
-    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:  # noqa: ARG002
-        return Choice(config.run.model_copy(update={"engine": "flower"}))
+    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> EngineChoice:  # noqa: ARG002
+        return EngineChoice(config.run.model_copy(update={"engine": "flower"}))
 
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
         """None: states lie at the clients."""
@@ -124,7 +124,7 @@ def _refuse_other(folder: Path) -> None:
     """Whoever is on this machine can submit the app with a folder of theirs: a SuperLink of ours has one run."""
     served = os.environ.get("FLWR_HOME", "")
     if MARK in os.environ and Path(served).resolve() != (folder / FLOWER).resolve():
-        raise FedsslError(f"folder: {printable(str(folder))}: this SuperLink serves {Path(served).parent} alone")
+        raise FedsslError(f"folder: {safe_text(str(folder))}: this SuperLink serves {Path(served).parent} alone")
 
 
 class FileView(PlainView):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.extras import need
 from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.progress import Say
@@ -128,7 +128,7 @@ def _tell(site: Site, failure: dict[str, Any], say: Say) -> None:
 
     What is wrong may be a text of the server's.
     """
-    what = printable(f"round {failure.get('round_number')}: {failure.get('code')}: {failure.get('detail')}")
+    what = safe_text(f"round {failure.get('round_number')}: {failure.get('code')}: {failure.get('detail')}")
     text = f"{site.name}: {what}"
     if failure.get("code") == "untrusted":
         raise FedsslError(f"{text}; the site stops: compare fingerprints with that site (fedssl certificates roster)")

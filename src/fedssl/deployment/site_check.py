@@ -14,7 +14,7 @@ from typing import Any
 
 from cryptography import x509
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.files import size_text
 from fedssl.data.own.layouts import find_images
 from fedssl.deployment.certificates import open_key
@@ -107,8 +107,8 @@ class _Way:
         except ssl.SSLCertVerificationError as error:
             raise FedsslError(
                 f"{self.site.ca} does not vouch for the server ({error.verify_message}): ask its operator for ca.pem; "
-                f"if {self.issuer!r} is of your own network, that reads along: ask its people to let {self.host} pass, "
-                "or give its certificate with --ca"
+                f"if {self.issuer!r} is your own network's, which decrypts what passes: have {self.host} exempted "
+                "there, or give its certificate with --ca"
             ) from None
         return f"{self.site.ca} vouches for the server"
 
@@ -165,7 +165,7 @@ class _Way:
 
 def _common_name(name: x509.Name) -> str:
     names = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return printable(str(names[0].value) if names else name.rfc4514_string())
+    return safe_text(str(names[0].value) if names else name.rfc4514_string())
 
 
 def _key(site: Site, ask: bool) -> str:
@@ -207,7 +207,7 @@ def _introduce(site: Site, key: Any) -> str:
     except httpx.HTTPStatusError as error:
         raise FedsslError(f"{site.key}: {_refusal(error.response.status_code, error.response.text)}") from None
     except (httpx.HTTPError, RuntimeError) as error:
-        raise FedsslError(f"{site.server}: did not answer as a fedssl server does ({printable(str(error))})") from None
+        raise FedsslError(f"{site.server}: did not answer as a fedssl server does ({safe_text(str(error))})") from None
     return "the server knows it"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedssl.core.devices import choose_device
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.files import UNFINISHED, storing
 from fedssl.core.registry import AllowCode
 from fedssl.core.sealed import named_tensors, named_weights, read_tensors, write_tensors
@@ -141,7 +141,7 @@ def _task(about: Raw) -> Raw:
     """The facts of a task as a line of the audit has them; what a server says is cut, and may be anything."""
     settings, number = about.get("settings"), about.get("round")
     return {
-        "run": printable(str(about.get("run"))[:64]),
+        "run": safe_text(str(about.get("run"))[:64]),
         "round": number if isinstance(number, int) else None,
         "evaluation": about.get("evaluation") is True,
         "settings": settings_digest(settings) if isinstance(settings, dict) else "",

@@ -33,7 +33,7 @@ WOKEN_BY = {
         "/v1/fleet/push-messages",
         "/v1/fleet/activate-node",
         "/v1/fleet/deactivate-node",
-        "/v1/runtime/confirm-message-received",  # it has one reply, and goes on to the next, or the next round
+        "/v1/runtime/confirm-message-received",  # it has one reply and takes the next, or the next round
     },
     "/v1/runtime/acquire-task": {"/v1/control/start-run"},  # what starts that app
 }

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedssl.core.errors import printable, reason
+from fedssl.core.errors import reason, safe_text
 from fedssl.core.memory import give_back
 from fedssl.deployment import APP, fingerprint_of
 from fedssl.deployment.site_folder import Start
@@ -71,10 +71,10 @@ class Node:
 
     def answer(self, message: Message, tree: Any) -> None:
         about, begun = message.metadata, time.monotonic()
-        what = printable(f"{about.message_type} message {about.message_id}")
-        print(f"round {printable(about.group_id)}: Receiving: {what}")
+        what = safe_text(f"{about.message_type} message {about.message_id}")
+        print(f"round {safe_text(about.group_id)}: Receiving: {what}")
         reply = self._reply(message, tree)
-        print(f"round {printable(about.group_id)}: Sending: {what}, {time.monotonic() - begun:.1f} s")
+        print(f"round {safe_text(about.group_id)}: Sending: {what}, {time.monotonic() - begun:.1f} s")
         self._deliver(reply, time.monotonic() - begun)
         del reply
         give_back()  # a site that waits needs no memory
@@ -94,10 +94,10 @@ class Node:
             )
             return self.app(whole, context)
         except ObjectPullError as error:  # it may be asked again
-            print(printable(str(error)))
+            print(safe_text(str(error)))
             return _error(message, ErrorCode.MESSAGE_UNAVAILABLE, "a part of the message did not come")
         except Exception:  # of a message that cannot be unpacked; what it says stays here
-            print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
+            print(*map(safe_text, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             return _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "a message that cannot be answered")
 
     def _whole(self, message: Message, tree: Any) -> Message:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from fedssl.core.errors import FedsslError, RoundError, printable
+from fedssl.core.errors import FedsslError, RoundError, safe_text
 from fedssl.core.progress import Say
 from fedssl.deployment.network import connect, without_proxy
 
@@ -46,7 +46,7 @@ class Child:
     def last_lines(self, lines: int = 3) -> str:
         """For a terminal: a log may hold texts of others."""
         printed = [line.strip() for line in COLOURS.sub("", self.output()).splitlines() if line.strip()]
-        return " / ".join(map(printable, printed[-lines:]))
+        return " / ".join(map(safe_text, printed[-lines:]))
 
     def end(self) -> None:
         self.process.terminate()

@@ -13,7 +13,7 @@ from fedssl import __version__
 from fedssl.core.devices import choose_device
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import Place, new_folder
-from fedssl.core.progress import Progress, Say, silent, unheard
+from fedssl.core.progress import Progress, Say, say_nothing, silent
 from fedssl.core.registry import AllowCode
 from fedssl.data.dataset import Dataset, Refusal
 from fedssl.data.own.folder import SILOS, look_like_sites
@@ -85,7 +85,7 @@ def fine_tune(
     request: Request,
     out: Place,
     progress: Progress = silent,
-    say: Say = unheard,
+    say: Say = say_nothing,
     allow_code: AllowCode = (),
 ) -> FineTuned:
     """Trains a classifier on the encoder of a run and writes it with its results into a new folder.

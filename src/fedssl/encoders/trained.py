@@ -8,7 +8,7 @@ import torch
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import Place
-from fedssl.core.registry import AllowCode, package_of
+from fedssl.core.registry import AllowCode, package_of, unknown
 from fedssl.data.own.decoding import LARGEST_GREY, Decoding
 from fedssl.encoders.models import models
 from fedssl.evaluation.features import batchnorm_layers, with_reestimated_batchnorm
@@ -117,8 +117,8 @@ def client_number(run: FinishedRun, client: int | str) -> int:
     if client in names:
         return int(names.index(client))
     if isinstance(client, str) and not client.isdecimal():
-        known = ", ".join(names) if names else f"0 to {len(run.partition.clients) - 1}"
-        raise FedsslError(f"{run.folder.path}: there is no client {client!r}: its clients are {known}")
+        known = names or [f"0 to {len(run.partition.clients) - 1}"]
+        raise unknown(f"{run.folder.path}: there is no client", client, known)
     return int(client)
 
 

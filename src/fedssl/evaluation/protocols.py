@@ -38,6 +38,7 @@ class Protocol(ABC):
     draws: ClassVar[bool] = True  # does anything depend on the seed?
     frozen: ClassVar[bool] = True  # does it look at fixed features only?
     in_run: ClassVar[bool] = False  # does every run record it by itself?
+    trains: ClassVar[str] = ""  # what it trains, by the name under which a request gives the epochs
 
     def adapted(self, **settings: Any) -> Self:
         """With those of these settings that it has; None leaves one as it is."""
@@ -76,6 +77,7 @@ class Linear(Protocol):
     batch_size: int = 512
     lr: float = 3e-3
     shuffle: bool = True
+    trains: ClassVar[str] = "linear"
 
     def predict(self, context: Context, seed: int, progress: Progress = silent) -> Predictions:
         train, test = context.features("backbone")
@@ -96,6 +98,7 @@ class SemiSupervised(Protocol):
     lr: float = 1e-3
     trained: Literal["whole model", "head"] = "whole model"  # of the head, the epoch that is best on the test images
     frozen: ClassVar[bool] = False
+    trains: ClassVar[str] = "semi"
 
     def predict(self, context: Context, seed: int, progress: Progress = silent) -> Predictions:
         chosen = self.labelled(context.data)

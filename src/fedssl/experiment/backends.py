@@ -19,7 +19,7 @@ from fedssl.data.dataset import fingerprint
 from fedssl.experiment.build.parts import Parts, build
 from fedssl.experiment.config.resolve import resolve
 from fedssl.experiment.config.schema import ENGINES, Config, Raw, Run
-from fedssl.experiment.engine_choice import Choice, choose_engine
+from fedssl.experiment.engine_choice import EngineChoice, choose_engine
 from fedssl.experiment.progress.views import View
 from fedssl.experiment.records.run_folder import RunFolder
 from fedssl.federation.client import Client
@@ -54,7 +54,7 @@ class Backend(Protocol):
 
     def build(self, config: Config, progress: Progress) -> Parts: ...
 
-    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
+    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> EngineChoice:
         """Fills in what the settings leave open about the engine."""
 
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:
@@ -80,7 +80,7 @@ class OneMachine:
                 )
         return build(config, progress)
 
-    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> Choice:
+    def choose(self, config: Config, parts: Parts, folder: RunFolder, total_steps: int) -> EngineChoice:
         return choose_engine(config, parts, partial(for_workers, folder=folder.clients), total_steps)
 
     def store(self, config: Config, parts: Parts, folder: RunFolder) -> ClientStore | None:

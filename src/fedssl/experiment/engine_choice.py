@@ -25,28 +25,30 @@ START_LIMIT = 120.0  # seconds until all workers must be ready to measure
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """The settings to run with, and why."""
 
     run: Run
     reason: str = ""
 
 
-def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], ClientSide], total_steps: int) -> Choice:
+def choose_engine(
+    config: Config, parts: Parts, side_of: Callable[[Config], ClientSide], total_steps: int
+) -> EngineChoice:
     """Fills in `engine`, `workers` and `threads` where the settings leave them open; "" when there is no question."""
     run, sampled = config.run, config.client_sampling.clients_per_round or len(parts.partition.clients)
     workers = run.workers if isinstance(run.workers, int) else default_workers(parts.device, run.threads, sampled)
     if run.engine != "auto":
-        return Choice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
+        return EngineChoice(ENGINES.find(run.engine, config.allow_code)().complete(run, workers))
     together, separate = (run.model_copy(update={"engine": name}) for name in ENGINES_OF_AUTO)
     separate = ENGINES[separate.engine]().complete(separate, workers)
     if workers < 2 or config.local_training.devices > 1:  # of which each client has them all
-        return Choice(together)
+        return EngineChoice(together)
     here = seconds_per_step(parts.client, 0)
     if here * total_steps < WORTH_IT:
-        return Choice(together)
+        return EngineChoice(together)
     if short := _short_of_memory(workers):
-        return Choice(together, short)
+        return EngineChoice(together, short)
     each = _side_by_side(side_of(replace(config, run=separate)), workers)
     # A round is as long as its fullest worker.
     round_here, round_separate = sampled * here, -(-sampled // workers) * each
@@ -55,8 +57,8 @@ def choose_engine(config: Config, parts: Parts, side_of: Callable[[Config], Clie
         f"{1000 * each:.0f} ms in each of {workers} processes with {separate.threads}"
     )
     if round_separate < round_here:
-        return Choice(separate, f"{measured}: {workers} workers, {round_here / round_separate:.1f}x as fast")
-    return Choice(together, f"{measured}: one process is enough")
+        return EngineChoice(separate, f"{measured}: {workers} workers, {round_here / round_separate:.1f}x as fast")
+    return EngineChoice(together, f"{measured}: one process is enough")
 
 
 def _short_of_memory(workers: int) -> str:

@@ -40,7 +40,7 @@ class Experiment:
 
     def __repr__(self) -> str:
         config = self.config
-        clients = len(config.flower.clients) or config.partition.settings["num_clients"] or "by the data"
+        clients = len(config.flower.clients) or config.partition.settings.get("num_clients") or "by the data"
         return (
             f"Experiment({config.method.name} with {config.update_rule.name} on {config.data.name}, "
             f"clients: {clients}, rounds: {'auto' if 'rounds' in config.automatic else config.run.rounds})"

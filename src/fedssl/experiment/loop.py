@@ -56,7 +56,7 @@ class Loop:
         self.evaluator = Evaluator(config=config, parts=parts, store=self.store, view=view, clock=self.clock)
         self.results, self.totals = Results(), Totals()
         loggers = Guarded(self.loggers, view.say)
-        health = RunWarnings(parts.partition.title, view.say, config.update_rule.factory.if_deaf)
+        health = RunWarnings(parts.partition.title, view.say, config.update_rule.factory.mu_remedy)
         profile = ProfileBook(self.clock, folder)  # last: not of a round in which the view ends the run
         self.observers: tuple[Observer, ...] = (self.totals, loggers, health, *self.watching, Shown(view), profile)
         self.noise: dict[str, str] = {}  # by which the key of the noise is known again

@@ -167,10 +167,10 @@ def note_resumption(folder: RunFolder, config: Config, environment: Raw, changed
     notes = [f"warning: {change} {lost}" for change in bits]
     for change in changed:
         notes.append(f"note: {change}")
-        if change.key == "rounds" and config.local_training.schedule == "cosine":
+        if change.key == "rounds" and config.local_training.needs_rounds:
             rate = config.local_training.learning_rate
-            rates = f"the next rate is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
-            notes.append(f"note: the cosine now ends at round {change.new}: {rates}")
+            rates = f"the next one is {rate(done + 1, change.new):.4g}, not {rate(done + 1, change.old):.4g}"
+            notes.append(f"note: the rate now falls until round {change.new}: {rates}")
     about = {
         "after_round": done,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

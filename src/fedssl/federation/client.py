@@ -85,7 +85,7 @@ class Client:
         self.frozen = frozenset(f"backbone.{name}" for name in frozen)
         self.encoder_sent = "target" if self.upload == "target" and method.target_encoder is not None else "online"
         self.terms = self.secure(self.initial_global_weights(), self.reported_numbers()) if self.secure else None
-        separate = bool(self.privacy) or bool(self.terms) or self.wire.dtype != "fp32"
+        separate = bool(self.privacy) or bool(self.terms) or not self.wire.exact
         leaves = self.rule.shares and not self.terms  # else nothing, until it is masked
         self.sent = Sent(self.encoder_sent if leaves else "", *self.private, separate=separate)
 

@@ -99,7 +99,7 @@ def _followed(workers: dict[Connection, BaseProcess], progress: Progress) -> tup
             text, done, total, images = content
             progress(text, done, total, images=images)
         if time.monotonic() > deadline:
-            raise ClientError("timeout", "local_training.devices: a process waits for another one without an end")
+            raise ClientError("timeout", "local_training.devices: a process waits for another one for ever")
 
 
 def _received(connection: Connection, workers: dict[Connection, BaseProcess]) -> tuple[str, Any]:

@@ -96,13 +96,18 @@ class LocalTraining:
         lr *= _warm((round_number - 1) * units + (step if by_step else 0), self.warmup_rounds * units)
         return lr * _warm(step, self.warmup_steps) if steps else lr
 
+    @property
+    def needs_rounds(self) -> bool:
+        """Whether the rates of a run depend on how many rounds it has."""
+        return self.schedule != "constant"
+
     def check(self, device: torch.device) -> None:
         """Refuses what this device cannot do."""
         if self.precision == "fp16" and device.type == "cpu":
             raise FedsslError("local_training.precision: 'fp16' is for GPUs; on the CPU use 'fp32' or 'bf16'")
         there = torch.cuda.device_count() if device.type == "cuda" else 1
         if self.devices > there and device.type != "cpu":
-            raise FedsslError(f"local_training.devices: {self.devices} are asked for, here are {there} ({device.type})")
+            raise FedsslError(f"local_training.devices: {self.devices} are needed, here are {there} ({device.type})")
         if self.compile and self.regularizes:
             raise FedsslError(
                 "local_training.compile: a compiled loss cannot be watched: leave it out, or decorrelation, uniformity "

@@ -36,7 +36,7 @@ class UpdateRule(ABC):
     """
 
     shares: ClassVar[bool] = True  # False: nothing is averaged, every client goes its own way
-    if_deaf: ClassVar[str] = ""  # which of its settings help clients that keep mu = 1
+    mu_remedy: ClassVar[str] = ""  # which of its settings help clients that keep mu = 1
 
     def check(self, encoder: Weights) -> None:  # noqa: B027
         """Before the first round: refuses an encoder that this rule cannot work with."""
@@ -131,7 +131,7 @@ class ConstantMu(UpdateRule):
     mu_encoder: Fraction = 0.5
     mu_predictor: Fraction = 0.5
     stale: Stale = "selective"
-    if_deaf: ClassVar[str] = "smaller update_rule.mu_encoder"
+    mu_remedy: ClassVar[str] = "smaller update_rule.mu_encoder"
 
     def update(self, local: ClientState, task: TrainTask) -> tuple[ClientWeights, Scalars]:
         if _starts_over(self.stale, local, task):
@@ -192,7 +192,7 @@ class _LambdaRule(_DivergenceRule):
     scale: float | None
     tau: float
     lambda_at: str
-    if_deaf: ClassVar[str] = "smaller update_rule.tau or scale, or between = 'before-after'"
+    mu_remedy: ClassVar[str] = "smaller update_rule.tau or scale, or between = 'before-after'"
 
     def lambda_of(self, local: ClientState, task: TrainTask) -> float | None:
         """lambda, or lambda_k as the server noted it, or as the client kept it; at its second task it is set here."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OptimizerName = Literal["sgd", "adamw", "lars"]
 Groups = list[dict[str, Any]]
-BACKBONES = ("online_encoder.backbone.", "target_encoder.backbone.")
+BACKBONE_PREFIXES = ("online_encoder.backbone.", "target_encoder.backbone.")
 # Whose settings these are: of another optimizer they would have no effect.
 SETTINGS_OF = {"sgd_momentum": ("sgd", "lars"), "beta1": ("adamw",), "beta2": ("adamw",), "trust": ("lars",)}
 
@@ -110,7 +110,7 @@ def _scales(method: SiameseMethod, layer_decay: float) -> dict[str, float]:
         prefix + name: layer_decay ** (len(blocks) - number)
         for number, block in enumerate(blocks)
         for name in block.parameters
-        for prefix in BACKBONES
+        for prefix in BACKBONE_PREFIXES
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedssl.core.errors import FedsslError, StorageError, printable, reason
+from fedssl.core.errors import FedsslError, StorageError, reason, safe_text
 from fedssl.core.weights import Weights, non_finite
 from fedssl.federation.messages import Failure, GlobalWeights, Payload, Scalars, TrainResult, TrainTask
 from fedssl.federation.wire import LEVELS, SCALE
@@ -58,7 +58,7 @@ def inspect(
         raise
     except Exception as error:  # whatever one client sent, the others' round continues
         problem = reason(error)
-    return Failure(client_id, round_number, "rejected", detail=printable(problem)) if problem else reply
+    return Failure(client_id, round_number, "rejected", detail=safe_text(problem)) if problem else reply
 
 
 def numbers(reported: object) -> Scalars:

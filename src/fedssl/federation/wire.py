@@ -27,19 +27,24 @@ class Wire:
 
     dtype: WireDtype = "fp32"
 
+    @property
+    def exact(self) -> bool:
+        """Whether what travels is what was sent, to the last bit."""
+        return self.dtype == "fp32"
+
     def encode(self, weights: GlobalWeights) -> GlobalWeights:
         """What travels for these weights: tensors that any engine carries, under the same names (and scales).
 
         Copies, but for fp32: they are stored beside the originals, and files refuse tensors that share memory.
         """
-        if self.dtype == "fp32":
+        if self.exact:
             return weights
         encode = _rounded if self.dtype == "bf16" else _in_blocks
         return GlobalWeights(encode(weights.encoder), encode(weights.predictor))
 
     def decode(self, sent: GlobalWeights, like: GlobalWeights) -> GlobalWeights:
         """What the receiver continues with, in the types of `like`, the model that both sides know."""
-        if self.dtype == "fp32":
+        if self.exact:
             return sent
         return GlobalWeights(_decoded(sent.encoder, like.encoder), _decoded(sent.predictor, like.predictor))
 
@@ -49,7 +54,7 @@ class Wire:
 
     def open(self, upload: Upload, like: GlobalWeights) -> Upload:
         """An upload that is decoded whenever it is read, and holds nothing until then."""
-        return upload if self.dtype == "fp32" else _Encoded(self, upload, like)
+        return upload if self.exact else _Encoded(self, upload, like)
 
 
 EXACT = Wire()

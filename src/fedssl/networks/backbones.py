@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, first_line
 from fedssl.core.registry import AllowCode, Family, Registry
 from fedssl.core.settings import Count
 from fedssl.networks.whitening import Stem, make_stem
@@ -280,12 +280,12 @@ def feature_size(backbone: nn.Module, channels: int, image_size: tuple[int, int]
     try:
         features = backbone.eval()(torch.zeros(2, channels, *image_size))
     except Exception as error:  # a user's module raises what it likes, a ViT of another size an AssertionError
-        size, why = f"{channels}x{image_size[0]}x{image_size[1]}", (str(error) or type(error).__name__).splitlines()[0]
+        size, why = f"{channels}x{image_size[0]}x{image_size[1]}", first_line(error)
         other = _other_size(backbone, channels, image_size, tried.remedy)
         raise FedsslError(f"network: the backbone fails on {tried.name} of {size}: {why}{other}") from error
     finally:
         backbone.train(was_training)
     if not isinstance(features, Tensor) or features.ndim != 2:
         got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise FedsslError(f"network: the backbone must return one vector an image (N x d), it returned {got}")
+        raise FedsslError(f"network: the backbone must return one vector per image (N x d), it returned {got}")
     return int(features.shape[1])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, first_line
 from fedssl.core.extras import need
 from fedssl.core.registry import unknown
 from fedssl.core.settings import Count, Fraction
@@ -114,9 +114,9 @@ def _built(name: str, make: Callable[[], nn.Module], image_size: Size) -> nn.Mod
     try:
         return make()
     except Exception as error:  # each network has its own way to say what it does not take
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise FedsslError(
-            f"network: {name} cannot be built for {image_size[0]}x{image_size[1]} images with these settings: {first}"
+            f"network: {name} cannot be built for {image_size[0]}x{image_size[1]} images with these settings: "
+            f"{first_line(error)}"
         ) from error
 
 
@@ -281,8 +281,7 @@ def published_weights(name: str) -> dict[str, Tensor]:
     try:
         return dict(PUBLISHED[library](model).state_dict())
     except Exception as error:  # no network, no such weights
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise FedsslError(
-            f"{library} could not fetch weights of {model} ({first}): get them as a .safetensors file elsewhere and "
-            "set network.pretrained to it"
+            f"{library} could not fetch weights of {model} ({first_line(error)}): get them as a .safetensors file "
+            "elsewhere and set network.pretrained to it"
         ) from error

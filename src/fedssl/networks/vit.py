@@ -71,8 +71,10 @@ class VisionTransformer(nn.Module):
 
     A method that masks patches uses its two halves. The mean of all tokens is what `forward` gives:
 
-    >>> patches = network.patches(images)  # N x L x d, row by row, positions added: any of them may be left out
-    >>> tokens = network.tokens(patches[:, kept])  # N x kept x d
+    >>> network = VisionTransformer(3, width=64, depth=1, patch_size=4)
+    >>> patches = network.patches(torch.rand(2, 3, 8, 8))  # N x L x d, row by row, positions added
+    >>> network.tokens(patches[:, [0, 3]]).shape  # any of them can be dropped
+    torch.Size([2, 2, 64])
     """
 
     def __init__(self, channels: int, width: int, depth: int, patch_size: int) -> None:

@@ -64,7 +64,6 @@ class Row(BaseModel):
     settings: Raw = Field(default_factory=dict)
     sweep_keys: list[str] | None = None  # the settings that the sweep's values go to; None: the sweep's own
     target: float | None = None  # an accuracy in %, for rounds-to and epochs-to
-    beyond_paper: bool = False
     paper: list[str] = Field(default_factory=list)  # as printed, one for each column; left out: nothing is printed
 
     @property

@@ -40,7 +40,6 @@ class Amounts:
     train_images: int
     test_images: int
     labelled: int
-    client_images: int
     steps: int  # of all clients and rounds
     images: int  # trained on in all, each view pair once
     evaluations: int  # encoders that the monitor looks at, a full look counted four times
@@ -51,7 +50,7 @@ class Amounts:
         training = config.local_training
         train, test, clients = _counted(config)
         labelled = round(config.data.settings["labelled_fraction"] * train)
-        held = max(int((train - labelled) // clients * config.partition.settings["data_amount"]), 1)
+        held = max(int((train - labelled) // clients * config.partition.settings.get("data_amount", 1.0)), 1)
         sampled = config.client_sampling.clients_per_round or clients
         steps = training.steps_per_epoch(held) * training.epochs * sampled * config.run.rounds
         steps += _base_steps(config)
@@ -63,7 +62,6 @@ class Amounts:
             train_images=train,
             test_images=test,
             labelled=labelled,
-            client_images=held,
             steps=steps,
             images=steps * min(training.batch_size, held),
             evaluations=evaluations,
@@ -73,7 +71,7 @@ class Amounts:
 
 def _counted(config: Config) -> tuple[int, int, int]:
     """(training images, test images, clients), by the settings, or where those leave it to the data by these."""
-    data, clients = config.data.settings, config.partition.settings["num_clients"]
+    data, clients = config.data.settings, config.partition.settings.get("num_clients")
     if where(config.data.factory) != "here" and clients is not None:
         return data.get("train_images") or CIFAR_TRAIN, data.get("test_images") or CIFAR_TEST, clients
     dataset = build_dataset(config.data)
@@ -92,9 +90,9 @@ class Speed:
     """Measured here, with one network."""
 
     step: float  # seconds a training step
-    forward: float  # seconds an image through the backbone
-    knn: float  # seconds a pair of a test and a training image
-    linear: float  # seconds an image and epoch of a linear probe
+    forward: float  # seconds per image through the backbone
+    knn: float  # seconds per pair of a test and a training image
+    linear: float  # seconds per image and epoch of a linear probe
     state_bytes: int  # of a client's state
     encoder_bytes: int
 
@@ -207,7 +205,7 @@ class Forecast:
 
 
 def _kind(config: Config) -> str:
-    """Runs of one kind take the same time a step."""
+    """Runs of one kind take the same time per step."""
     raw = config.as_raw()
     training = {key: raw["local_training"][key] for key in ("batch_size", "precision", "compile")}
     same = [raw["method"], raw["network"], raw["augmentation"], training, raw["data"].get("image_size", 32)]

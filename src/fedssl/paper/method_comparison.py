@@ -1,7 +1,6 @@
 """Methods beside each other on one partition, network and protocol: runs, who is better, what is noise, one page."""
 
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -20,6 +19,7 @@ from fedssl.experiment.config.preset_files import preset_names
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.config.texts import NOT_SET
 from fedssl.experiment.records.run_record import read_summary
+from fedssl.experiment.records.totals import mean
 from fedssl.paper.catalogue import Cell, Column, Metric, Row, Study
 from fedssl.paper.comparison import ABSENT, METRICS, Comparison, measured_text
 from fedssl.paper.figures import figures_of
@@ -118,9 +118,9 @@ class MethodComparison(Comparison):
     def _line(self, result: Result) -> list[str]:
         summaries = self._summaries(result)
         finals = [one.get("final", {}) for one in summaries]
-        beside = [_mean([100 * one[name] for one in finals if name in one]) for name in self._beside]
-        seconds = _mean([one["core_seconds"]["training"] for one in summaries if "core_seconds" in one])
-        sent = _mean([one["bytes_up"] + one["bytes_down"] for one in summaries])
+        beside = [mean([100 * one[name] for one in finals if name in one]) for name in self._beside]
+        seconds = mean([one["core_seconds"]["training"] for one in summaries if "core_seconds" in one])
+        sent = mean([one["bytes_up"] + one["bytes_down"] for one in summaries])
         others = [one for one in self.ranked if one is not result and one.measured.mean is not None]
         alike = [one.cell.row.title for one in others if _unclear(result, one)]
         return [
@@ -244,10 +244,6 @@ def _own(differ: Sequence[Setting], place: int) -> str:
     """The settings that one method has and at most half of all have so."""
     rare = [row for row in differ if 2 * row.values.count(row.values[place]) <= len(row.values)]
     return ", ".join(f"{row.label} {row.values[place]}" for row in rare if row.values[place] != NOT_SET) or ABSENT
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def write_method_page(comparison: MethodComparison, out: Path) -> None:

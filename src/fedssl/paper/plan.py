@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedssl.core.errors import FedsslError
+from fedssl.core.registry import unknown
+from fedssl.evaluation.protocols import PROTOCOLS
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.config.schema import Config
 from fedssl.experiment.records.run_record import read_summary
@@ -58,7 +60,7 @@ def evaluation_of(folder: Path, protocol: str, epochs: dict[str, int]) -> dict[s
     wanted = {"protocol": protocol, "variant": "paper", "batchnorm": "running", "test_images": "all"}
     for entry in read_summary(folder).get("evaluation", []):
         same = all(entry.get(name) == value for name, value in wanted.items())
-        length = epochs.get(protocol.partition("-")[0])
+        length = epochs.get(PROTOCOLS[protocol]["paper"].trains)
         if same and entry["encoder"] in ("global", "clients") and entry["settings"].get("epochs") == length:
             return dict(entry)
     return None
@@ -164,5 +166,5 @@ def check_choice(studies: Sequence[Study], rows: Sequence[str], columns: Sequenc
     for option, texts, kind in (("--rows", rows, "rows"), ("--columns", columns, "columns")):
         for text in texts:
             if not any(choose(getattr(study, kind), [text]) for study in studies):
-                known = [entry.title for study in studies for entry in getattr(study, kind)]
-                raise FedsslError(f"{option}: nothing is called {text!r}; known: {'; '.join(dict.fromkeys(known))}")
+                known = dict.fromkeys(entry.title for study in studies for entry in getattr(study, kind))
+                raise unknown(f"{option}: there is no", text, known)

@@ -210,7 +210,7 @@ def warnings(record: RunRecord) -> list[str]:
         texts.append(f"{refused:,} files could not be used and were left out; refused.jsonl names each of them.")
     texts += _failures(record) + _resumptions(record)
     rule = _rule(record.config)
-    watch = RunWarnings(record.client, if_deaf=rule.if_deaf if rule else "")
+    watch = RunWarnings(record.client, mu_remedy=rule.mu_remedy if rule else "")
     for one in record.trained:
         complete = {**one, "clients": [client for client in one["clients"] if "feature_std" in client]}
         texts += [_sentence(text) for text in watch.check(complete)]

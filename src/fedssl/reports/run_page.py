@@ -9,7 +9,7 @@ from fedssl import __version__
 from fedssl.core.errors import FedsslError
 from fedssl.core.files import Place, write_atomically
 from fedssl.core.memory import keep_freed_memory
-from fedssl.core.progress import Say, unheard
+from fedssl.core.progress import Say, say_nothing
 from fedssl.core.registry import AllowCode
 from fedssl.experiment.config.texts import flatten, setting_text
 from fedssl.experiment.finished_run import FinishedRun
@@ -48,7 +48,7 @@ def write_report(
     out: Place,
     *,
     images: int = LOOKED_AT,
-    say: Say = unheard,
+    say: Say = say_nothing,
     view: View | None = None,
     allow_code: AllowCode = (),
 ) -> list[str]:

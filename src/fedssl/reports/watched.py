@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from fedssl.core.errors import FedsslError, printable, reason
-from fedssl.core.files import size_text
+from fedssl.core.errors import FedsslError, reason, safe_text
+from fedssl.core.files import bytes_in, size_text
 from fedssl.core.lines import Tail, whole_tables
 from fedssl.core.names import client_title
 from fedssl.experiment.config.texts import NOT_SET
@@ -124,7 +124,7 @@ class Watched:
             clients=clients[:MOST_CLIENTS],
             more_clients=max(len(clients) - MOST_CLIENTS, 0),
             failures=[_failure(one, record) for one in reversed(self._failures.look()[-SHOWN:])],
-            said=[f"{_clock(when)} {printable(str(text))}" for when, text in reversed(live.get("said", [])[-SHOWN:])],
+            said=[f"{_clock(when)} {safe_text(str(text))}" for when, text in reversed(live.get("said", [])[-SHOWN:])],
         )
 
     def _record(self, config: Table, summary: Table, rounds: list[Table]) -> RunRecord:
@@ -141,7 +141,7 @@ class Watched:
             changed = path.stat().st_mtime
             if not names and changed != self._names[0]:
                 self._names = changed, list(_json(path).get("names", []))
-        return [printable(str(name)) for name in names or self._names[1]]
+        return [safe_text(str(name)) for name in names or self._names[1]]
 
     def _clients(self, record: RunRecord, live: Table) -> list[ClientNow]:
         """Those that are away first."""
@@ -170,7 +170,7 @@ class Watched:
     def _disk(self) -> Tile:
         """What is free, and what the run takes; that is counted twice a minute at most."""
         if time.monotonic() - self._used[0] > 30 or not self._used[0]:
-            self._used = time.monotonic(), _bytes_in(self.path)
+            self._used = time.monotonic(), bytes_in(self.path)
         return Tile(
             "Disk", f"{size_text(shutil.disk_usage(self.path).free)} free", f"the run takes {size_text(self._used[1])}"
         )
@@ -328,16 +328,8 @@ def _rounded(seconds: float) -> str:
 def _failure(one: Table, record: RunRecord) -> str:
     client = record.client(one["client_id"]) if isinstance(one.get("client_id"), int) else "a client"
     text = f"round {one.get('round_number')}: {client}: {one.get('code')} ({one.get('detail') or NOT_SET})"
-    return printable(f"{str(one.get('time', ''))[11:19]} {text}")
+    return safe_text(f"{str(one.get('time', ''))[11:19]} {text}")
 
 
 def _clock(when: Any) -> str:
     return datetime.fromtimestamp(float(when)).strftime("%H:%M:%S")
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it may be gone by now
-            total += path.stat().st_size if path.is_file() else 0
-    return total

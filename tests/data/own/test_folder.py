@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.data.own import folder
-from fedssl.data.own.decoding import FORMATS, RefusedError
+from fedssl.data.own.decoding import FILE_FORMATS, RefusedError
 from fedssl.data.own.folder import find_in_folder, open_image
 from fedssl.data.own.found import by_number, printable, shortened
 from tests.helpers.pictures import encoded, noise, tree, write, write_folder
@@ -235,7 +235,7 @@ def test_names_for_people():
 def test_an_image_of_a_kind_that_is_not_read_says_so(tmp_path):
     for name in ("a.svg", "b.HEIC", "c.png", "d.gif"):
         (tmp_path / name).write_bytes(b"x")
-    saved = f"is not read: save it as one of {', '.join(FORMATS)}"
+    saved = f"is not read: save it as one of {', '.join(FILE_FORMATS)}"
     assert reasons(find_in_folder(tmp_path)) == {"a.svg": f"SVG {saved}", "b.HEIC": f"HEIC {saved}"}
 
 

@@ -188,7 +188,7 @@ def test_a_cached_dataset_is_not_fetched_again_but_a_damaged_one_is(fake, tmp_pa
 
 
 def test_unknown_dataset():
-    with pytest.raises(FedsslError, match='no dataset "synthetic" to fetch: choose from cifar10, cifar100'):
+    with pytest.raises(FedsslError, match=r"no dataset to fetch called 'synthetic'.*; known: cifar10, cifar100"):
         fetch("synthetic")
 
 

@@ -44,7 +44,7 @@ def test_warns_once_when_mu_has_been_one_for_five_rounds():
     ],
 )
 def test_what_helps_a_deaf_client_is_said_by_the_rule(rule, remedy):
-    warnings = RunWarnings(str, if_deaf=UPDATE_RULES[rule].if_deaf)
+    warnings = RunWarnings(str, mu_remedy=UPDATE_RULES[rule].mu_remedy)
     texts = [text for number in range(1, 6) for text in warnings.check(record(number, mu=1.0))]
     assert len(texts) == 1
     assert re.search(rf"it ignores the global model{remedy}$", texts[0])

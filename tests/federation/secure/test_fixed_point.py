@@ -13,6 +13,7 @@ from fedssl.core.weights import Average, Weights
 from fedssl.federation.messages import ClientError
 from fedssl.federation.secure import fixed_point
 from fedssl.federation.secure.fixed_point import LARGEST, decode, encode, layout_of
+from tests.helpers.secure_parties import average_error
 
 ORIGIN = Weights(
     {"fc.weight": torch.tensor([[1.0, -2.0], [0.5, 3.0]])},
@@ -86,7 +87,7 @@ def test_the_sum_of_the_vectors_is_exact(data):
     assert summed.view(np.int32).tolist() == exact
     total = decode(layout, summed, origin)
     assert total.num_examples == sum(examples)
-    error = layout.average_error(layout.tensors[0], sum(examples))
+    error = average_error(layout, layout.tensors[0], sum(examples))
     for column, found in zip(zip(*rows, strict=True), total.weights.parameters["w"].tolist(), strict=True):
         average = math.fsum(n * x for n, x in zip(examples, column, strict=True)) / sum(examples)
         assert abs(found - average) <= error * (1 + 1e-9) + 1e-12
@@ -115,7 +116,7 @@ def test_large_tensors_go_piece_by_piece(monkeypatch):
     total = decode(layout, added(whole), origin)
     for name, tensor in plain.weights().parameters.items():
         assert total.weights.parameters[name].shape == tensor.shape
-        error = layout.average_error(layout.tensors[0], 120) + 1e-6  # float32 rounds both
+        error = average_error(layout, layout.tensors[0], 120) + 1e-6  # float32 rounds both
         assert float((total.weights.parameters[name] - tensor).abs().max()) <= error
 
 

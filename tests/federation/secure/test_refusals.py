@@ -19,7 +19,6 @@ from fedssl.federation.secure.stages import (
     SurvivorCall,
     UnmaskCall,
     round_statement,
-    tolerated,
     usual_threshold,
 )
 from tests.helpers.secure_parties import (
@@ -31,6 +30,7 @@ from tests.helpers.secure_parties import (
     random_vectors,
     restarted,
     roster_of,
+    tolerated,
 )
 
 

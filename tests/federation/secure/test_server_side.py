@@ -31,6 +31,7 @@ from tests.helpers.secure_federation import (
     server_killed,
     silent,
 )
+from tests.helpers.secure_parties import average_error
 from tests.helpers.small import digests, make_client, make_method, run, state_digests
 
 SHARING = [name for name, rule in UPDATE_RULES.items() if rule.shares]
@@ -58,7 +59,7 @@ def same(federation, outcome, undisturbed):
 def near(secure, plain, terms, examples):
     """Every tensor within the stated step of the plain average; float32 rounds both."""
     layout = terms.layout
-    errors = {entry.name: layout.average_error(entry, examples) for entry in layout.tensors}
+    errors = {entry.name: average_error(layout, entry, examples) for entry in layout.tensors}
     ours, theirs = joined(secure).tensors(), joined(plain).tensors()
     assert ours.keys() == theirs.keys()
     for name, error in errors.items():

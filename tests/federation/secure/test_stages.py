@@ -1,10 +1,11 @@
-"""Messages as plain tables and as JSON: the same after a journey, and whatever else arrives is a FedsslError."""
+"""Messages as JSON: the same after a journey, and whatever else arrives is a FedsslError."""
 
+import base64
 import copy
+import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from fedssl.core.errors import FedsslError
 from fedssl.federation.secure.coordinator import Coordinator
 from fedssl.federation.secure.member import RunRecord
-from fedssl.federation.secure.stages import RoundCall, from_bytes, from_plain, to_bytes, to_plain
+from fedssl.federation.secure.stages import RoundCall, from_bytes, to_bytes
 from tests.helpers.secure_parties import NAMES, Sum, call_to, make_members, random_vectors, restarted, roster_of
 
 
@@ -40,8 +41,20 @@ KINDS = [type(message).__name__ for message in EACH]
 
 @pytest.mark.parametrize("message", EACH, ids=KINDS)
 def test_messages_and_records_survive_a_journey(message):
-    assert from_plain(type(message), to_plain(message)) == message
     assert from_bytes(type(message), to_bytes(message)) == message
+
+
+def in_base64(content):
+    return base64.urlsafe_b64encode(content).decode()
+
+
+def from_tree(kind, tree):
+    """A message from nested tables and lists with bytes in them, as its JSON brings it."""
+    return from_bytes(kind, json.dumps(tree, default=in_base64).encode())
+
+
+def tree_of(message):
+    return _as_lists(asdict(message))
 
 
 def _places(tree, path=()):
@@ -74,7 +87,7 @@ JUNK = st.one_of(
 
 def mutated(message, data):
     """The plain form with something else at one place, or without it, or with a bit flipped."""
-    plain = _as_lists(to_plain(message))
+    plain = tree_of(message)
     *above, last = data.draw(st.sampled_from([path for path in _places(plain) if path]))
     holder = plain
     for key in above:
@@ -138,7 +151,7 @@ def receivers(kind):
 def test_whatever_arrives_is_taken_or_a_fedssl_error(message, data):
     take = receivers(type(message).__name__)
     try:
-        take(from_plain(type(message), mutated(message, data)))
+        take(from_tree(type(message), mutated(message, data)))
     except FedsslError as error:
         assert "\n" not in str(error)
 
@@ -146,7 +159,7 @@ def test_whatever_arrives_is_taken_or_a_fedssl_error(message, data):
 @pytest.mark.parametrize("message", EACH, ids=KINDS)
 def test_what_was_sent_is_taken(message):
     """So the fuzzing above is turned away by what it changed, and by nothing else."""
-    receivers(type(message).__name__)(from_plain(type(message), to_plain(message)))
+    receivers(type(message).__name__)(from_tree(type(message), tree_of(message)))
 
 
 @pytest.mark.parametrize("message", EACH, ids=KINDS)
@@ -181,19 +194,20 @@ def test_bytes_with_errors_are_a_fedssl_error(message):
 )
 def test_the_field_that_cannot_be_is_named(change, where):
     with pytest.raises(FedsslError, match=f"^secure aggregation: no readable RoundCall {where}".rstrip()):
-        from_plain(RoundCall, to_plain(call_to()) | change)
+        from_tree(RoundCall, tree_of(call_to()) | change)
 
 
 def test_an_error_does_not_repeat_what_arrived():
-    record = to_plain(FINISHED.members["berlin"].record)
+    record = tree_of(FINISHED.members["berlin"].record)
     key = record["share_key"]
     with pytest.raises(FedsslError) as caught:
-        from_plain(RunRecord, record | {"share_key": key + b"x"})
+        from_tree(RunRecord, record | {"share_key": key + b"x"})
     assert repr(key)[2:-1] not in str(caught.value)
+    assert in_base64(key) not in str(caught.value)
 
 
-@pytest.mark.parametrize("rubbish", [None, 3, "text", b"bytes", [], {}, {"x": 1}, np.zeros(3)])
+@pytest.mark.parametrize("rubbish", [None, 3, "text", b"bytes", [], {}, {"x": 1}])
 @pytest.mark.parametrize("message", EACH, ids=KINDS)
 def test_things_that_are_no_messages(message, rubbish):
     with pytest.raises(FedsslError, match=f"no readable {type(message).__name__}"):
-        from_plain(type(message), rubbish)
+        from_tree(type(message), rubbish)

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from fedssl.core.errors import FedsslError, RoundError
 from fedssl.core.weights import Weights
 from fedssl.federation.secure.fixed_point import decode, encode, layout_of
-from fedssl.federation.secure.stages import tolerated, usual_threshold
-from tests.helpers.secure_parties import NAMES, Sum, make_members, random_vectors, restarted, site_names, summed
+from fedssl.federation.secure.stages import usual_threshold
+from tests.helpers.secure_parties import (
+    NAMES,
+    Sum,
+    make_members,
+    random_vectors,
+    restarted,
+    site_names,
+    summed,
+    tolerated,
+)
 
 STAGES = ("share", "upload", "agree", "unmask")
 CASES = int(os.environ.get("SECURE_SUMS", "40"))  # `make soak` draws 1,000, of up to twenty sites

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
+from fedssl.core.errors import first_line
+
+FILE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", *(("JPEG2000",) if features.check("jpg_2000") else ()))
 ENDINGS = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".jp2", ".j2k"),
     *(".dcm", ".dicom"),
@@ -71,7 +73,7 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     if decoding.channels not in SHOWN:
         raise RefusedError(f"files have 1 or 3 channels: for {decoding.channels} (data.channels) give an array")
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(file, formats=FILE_FORMATS)
         frames = ", first of several frames" if getattr(image, "is_animated", False) else ""
         width, height, kind = image.width, image.height, f"{image.format} {image.mode}{frames}"
         check_size(width, height)
@@ -89,7 +91,7 @@ def decode_file(file: ImageFile, decoding: Decoding) -> Picture:
     except Exception as error:  # what PIL raises on damaged files is no closed list
         if isinstance(error, OSError) and error.errno is not None:
             raise  # not PIL's: the disk's, and no fault of the image
-        raise RefusedError(f"damaged: {str(error).partition(chr(10))[0] or type(error).__name__}") from None
+        raise RefusedError(f"damaged: {first_line(error)}") from None
     return _picture(pixels, file, width, height, kind)
 
 
@@ -99,7 +101,7 @@ def _decode_dicom(file: ImageFile, decoding: Decoding) -> Picture:
 
     if not is_dicom(file):
         file.seek(0)
-        raise RefusedError(f"not an image ({', '.join(FORMATS)}, DICOM)" if file.read(1) else "empty file")
+        raise RefusedError(f"not an image ({', '.join(FILE_FORMATS)}, DICOM)" if file.read(1) else "empty file")
     image, kind = open_dicom(file)
     return _picture(_to_pixels(image, decoding), file, image.width, image.height, kind)
 
@@ -143,7 +145,7 @@ def _decode_channels(row: AnyArray, decoding: Decoding) -> Picture:
 
 
 def not_read(kind: str) -> str:
-    return f"{kind} is not read: save it as one of {', '.join(FORMATS)}"
+    return f"{kind} is not read: save it as one of {', '.join(FILE_FORMATS)}"
 
 
 def check_size(width: int, height: int) -> None:

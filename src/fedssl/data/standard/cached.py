@@ -11,6 +11,7 @@ from annotated_types import Ge
 
 from fedssl.core.errors import FedsslError
 from fedssl.core.progress import Progress, silent
+from fedssl.core.registry import unknown
 from fedssl.core.settings import Count
 from fedssl.data.dataset import Dataset, Images, kept
 from fedssl.data.folders import data_folder, make_folder
@@ -75,7 +76,7 @@ def fetch(name: str, source: Path | None = None, progress: Progress | None = Non
     """
     spec = FETCHABLE.get(name)
     if spec is None:
-        raise FedsslError(f'no dataset "{name}" to fetch: choose from {", ".join(FETCHABLE)}')
+        raise unknown("there is no dataset to fetch called", name, FETCHABLE)
     target = (folder or data_folder()) / name
     if source is None and _is_cached(target):
         return target

@@ -59,12 +59,12 @@ class CifarSpec:
 
     def file_names(self) -> set[str]:
         """Every file that any layout may need."""
-        return {f"{batch.stem}{ending}" for batch in self.batches for ending in LAYOUTS} | set(PNG_LABELS.values())
+        return {f"{batch.stem}{ending}" for batch in self.batches for ending in READERS} | set(PNG_LABELS.values())
 
 
 def read_records(files: Mapping[str, bytes], spec: CifarSpec) -> dict[str, bytes]:
     """Batch stem -> checked records, from files in any one layout; an error names the file that is missing or wrong."""
-    for ending, read in LAYOUTS.items():
+    for ending, read in READERS.items():
         if all(f"{batch.stem}{ending}" in files for batch in spec.batches):
             try:
                 records = read(files, spec)
@@ -75,7 +75,7 @@ def read_records(files: Mapping[str, bytes], spec: CifarSpec) -> dict[str, bytes
             for batch in spec.batches:
                 _check_md5(records[batch.stem], batch.md5, f"{batch.stem}{ending}")
             return records
-    present = max(LAYOUTS, key=lambda ending: sum(f"{batch.stem}{ending}" in files for batch in spec.batches))
+    present = max(READERS, key=lambda ending: sum(f"{batch.stem}{ending}" in files for batch in spec.batches))
     missing = [f"{batch.stem}{present}" for batch in spec.batches if f"{batch.stem}{present}" not in files]
     raise FedsslError(
         f"{', '.join(missing)} missing: {spec.name} is {len(spec.batches)} files, python or binary layout"
@@ -127,7 +127,7 @@ def _read_png(files: Mapping[str, bytes], spec: CifarSpec) -> dict[str, bytes]:
 
 
 # By the ending of the files.
-LAYOUTS: dict[str, Callable[[Mapping[str, bytes], CifarSpec], dict[str, bytes]]] = {
+READERS: dict[str, Callable[[Mapping[str, bytes], CifarSpec], dict[str, bytes]]] = {
     ".bin": _read_binary,
     "": _read_python,
     ".png": _read_png,

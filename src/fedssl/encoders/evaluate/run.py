@@ -169,7 +169,7 @@ class _Evaluation:
 
     def _protocol(self, name: str) -> Protocol:
         protocol, settings = PROTOCOLS.typed(name)[self.request.variant], self.run.config.evaluation
-        epochs = self.request.epochs.get(name.partition("-")[0])
+        epochs = self.request.epochs.get(protocol.trains)
         return protocol.adapted(k=settings.k, temperature=settings.temperature, epochs=epochs)
 
     def _seeds(self, protocol: Protocol) -> range:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedssl.core.errors import FedsslError
+from fedssl.core.errors import FedsslError, first_line
 from fedssl.encoders.trained import example_input
 from fedssl.evaluation.features import mode
 
@@ -89,7 +89,5 @@ def _named(about: dict[str, Any]) -> Iterator[None]:
     except FedsslError:
         raise
     except Exception as error:  # exporters raise what they like
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedsslError(
-            f"{about['network']['name']}: the network cannot be exported as a program: {first}"
-        ) from error
+        name = about["network"]["name"]
+        raise FedsslError(f"{name}: the network cannot be exported as a program: {first_line(error)}") from error

@@ -36,8 +36,8 @@ def like_start(config: Config) -> tuple[Config, str]:
     known = input_of_start(config)
     chosen = {path: (config.data.settings | known)[path.removeprefix("data.")] for path in left}
     text = ", ".join(f"{path} = {value}" for path, value in chosen.items())
-    whose = "as the weights to start from" if known else "no weights say otherwise"
-    return config.with_chosen(chosen), f"{whose}: {text} (set them to choose otherwise)"
+    by = "as the weights to start from" if known else "no weights say otherwise"
+    return config.with_chosen(chosen), f"{by}: {text} (set them to choose otherwise)"
 
 
 def chosen_values(sizes: Sequence[int], config: Config) -> Raw:

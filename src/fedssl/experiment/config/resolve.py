@@ -28,6 +28,7 @@ from fedssl.experiment.config.schema import (
 )
 from fedssl.federation.local_training import LocalTraining
 from fedssl.federation.privacy.mechanism import ClientDP
+from fedssl.federation.wire import Wire
 from fedssl.methods import METHODS
 from fedssl.networks.backbones import BACKBONES
 
@@ -190,7 +191,7 @@ def network_settings(name: str, given: Raw) -> Raw:
 
 
 def _check_together(config: Config) -> None:
-    num_clients = config.partition.settings["num_clients"]
+    num_clients = config.partition.settings.get("num_clients")
     per_round = config.client_sampling.clients_per_round
     if per_round is not None and num_clients is not None and per_round > num_clients:
         raise FedsslError(
@@ -272,7 +273,7 @@ def _check_secure(config: Config, private: ClientDP | None) -> None:
         raise FedsslError(f"{wrong} update_rule.name = {rule.name!r} needs more: {why}")
     if method.factory.leaves:
         raise FedsslError(f"{wrong} {method.name} also sends {method.factory.leaves}: use another method.name")
-    if uploads.wire_dtype != "fp32":
+    if not Wire(uploads.wire_dtype).exact:
         raise FedsslError(
             f"aggregation.wire_dtype: {uploads.wire_dtype!r} cannot be summed under masks: use 'fp32' with secure"
         )

@@ -1,22 +1,22 @@
-"""What a person should know during a run: clients that collapse, start over, or no longer listen."""
+"""What a person should know during a run: clients that collapse, start over, or ignore the global model."""
 
 from collections.abc import Callable
 from typing import Any
 
-from fedssl.core.progress import Say, unheard
+from fedssl.core.progress import Say, say_nothing
 from fedssl.experiment.observers import Observer, Start
 from fedssl.experiment.records.verdict import COLLAPSED_BELOW
 
-DEAF_ROUNDS = 5
+IGNORING_ROUNDS = 5
 EVERYBODY = -1
 
 
 class RunWarnings(Observer):
-    """Each warning once a client and run; `title` names a client, `if_deaf` says what helps one that ignores others."""
+    """Each warning once per client and run; `title` names a client, `mu_remedy` says what helps where mu stays 1."""
 
-    def __init__(self, title: Callable[[int], str], say: Say = unheard, if_deaf: str = "") -> None:
-        self._title, self._if_deaf, self._say = title, f" ({if_deaf})" if if_deaf else "", say
-        self._deaf: dict[int, int] = {}
+    def __init__(self, title: Callable[[int], str], say: Say = say_nothing, mu_remedy: str = "") -> None:
+        self._title, self._mu_remedy, self._say = title, f" ({mu_remedy})" if mu_remedy else "", say
+        self._ignoring: dict[int, int] = {}
         self._reported: set[tuple[str, int]] = set()
 
     def start(self, run: Start) -> None:
@@ -37,11 +37,11 @@ class RunWarnings(Observer):
                     f"{self._title(number)}: its own state was damaged, in round {record['round']} it started over "
                     "from the global model (failures.damaged_state)"
                 )
-            self._deaf[number] = self._deaf.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
-            if self._deaf[number] >= DEAF_ROUNDS and self._first("deaf", number):
+            self._ignoring[number] = self._ignoring.get(number, 0) + 1 if client.get("mu") == 1.0 else 0
+            if self._ignoring[number] >= IGNORING_ROUNDS and self._first("ignores", number):
                 texts.append(
-                    f"{self._title(number)}: mu has been 1 for {DEAF_ROUNDS} rounds, it ignores the global model"
-                    f"{self._if_deaf}"
+                    f"{self._title(number)}: mu has been 1 for {IGNORING_ROUNDS} rounds, it ignores the global model"
+                    f"{self._mu_remedy}"
                 )
             if client.get("feature_std", 1.0) < COLLAPSED_BELOW and self._first("collapse", number):
                 texts.append(

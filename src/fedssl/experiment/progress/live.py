@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from fedssl.core.errors import printable
+from fedssl.core.errors import safe_text
 from fedssl.core.files import UNFINISHED
 from fedssl.experiment.progress.views import PassingView, View
 
@@ -93,8 +93,8 @@ class NotedView(PassingView):
             self._write()
 
     def _write(self, **more: Any) -> None:
-        now, said = time.time(), [(when, printable(text)) for when, text in self.said]
-        doing = printable(self.facts["doing"])
+        now, said = time.time(), [(when, safe_text(text)) for when, text in self.said]
+        doing = safe_text(self.facts["doing"])
         content = {**self.facts, "doing": doing, "time": now, "clients": self.clients, "said": said, **more}
         unfinished = self.path.with_name(f"{LIVE}.{os.getpid()}{UNFINISHED}")
         with contextlib.suppress(OSError):

@@ -25,9 +25,9 @@ from fedssl.federation.secure.stages import (
     SurvivorCall,
     UnmaskCall,
     from_bytes,
-    heard,
-    spoken,
+    from_stage,
     to_bytes,
+    to_stage,
 )
 from fedssl.federation.secure.terms import packed, unpacked
 
@@ -53,7 +53,7 @@ class SecureClient:
             return self._answer(store, folder, task)
 
     def _answer(self, store: ClientStore, folder: Path, task: TrainTask) -> TrainResult:
-        said: Said = heard(task.stage, KeyCall, Peers, RoundCall, Delivery, SurvivorCall, UnmaskCall)
+        said: Said = from_stage(task.stage, KeyCall, Peers, RoundCall, Delivery, SurvivorCall, UnmaskCall)
         member = self._member(folder, task, said)
         upload: GlobalWeights | StoredUpload = GlobalWeights.EMPTY
         answer: object = None
@@ -71,7 +71,7 @@ class SecureClient:
         else:
             answer = member.unmask(said)
         write_secret(folder / RECORD, to_bytes(member.record))
-        stage = spoken(answer) if answer is not None else b""
+        stage = to_stage(answer) if answer is not None else b""
         return TrainResult(task.client_id, task.round_number, upload, num_examples=1, stage=stage)
 
     def _check_trained(self, store: ClientStore, task: TrainTask, call: RoundCall) -> None:

@@ -54,10 +54,6 @@ class Layout:
         """The grain of what is sent: a client's value is off by half of it at most, a sum of n by n halves."""
         return 1.0 if entry.limit is None else entry.limit / self.levels
 
-    def average_error(self, entry: Entry, total_examples: int) -> float:
-        """How far an averaged weight may be from the exact one: half a step when every client counts n_max."""
-        return self.step(entry) / 2 * self.clients * self.most_examples / total_examples
-
     @cached_property
     def length(self) -> int:
         return sum(entry.size for entry in (*self.tensors, *self.sums))
@@ -156,7 +152,7 @@ def decode(layout: Layout, vector: Vector, origin: Weights, divisor: int | None 
     sums = {entry.name: float(part.view(np.int32)[0]) * layout.step(entry) for entry, part in others}
     examples = int(sums.pop(EXAMPLES))
     if examples < 1:
-        raise RoundError(f"secure aggregation: the clients' images add up to {examples}: a client sent rubbish")
+        raise RoundError(f"secure aggregation: the clients' images add up to {examples}: a client sent a wrong number")
     by_name = {entry.name: (part.view(np.int32), layout.step(entry)) for entry, part in tensors}
 
     def moved(name: str, tensor: Tensor) -> Tensor:

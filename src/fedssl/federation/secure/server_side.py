@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedssl.core.errors import FedsslError, RoundError, StorageError, printable
+from fedssl.core.errors import FedsslError, RoundError, StorageError, safe_text
 from fedssl.core.files import write_atomically
 from fedssl.core.weights import Weights
 from fedssl.federation.messages import Failure, GlobalWeights, TrainResult, TrainTask
@@ -32,8 +32,8 @@ from fedssl.federation.secure.stages import (
     RoundShares,
     Session,
     Unmasking,
-    heard,
-    spoken,
+    from_stage,
+    to_stage,
 )
 from fedssl.federation.secure.terms import VECTOR, Summed, Terms, unpacked
 from fedssl.federation.validation import inspect
@@ -129,16 +129,16 @@ class SecureServer:
         """Reads an answer of this kind, which must be about the site that was asked."""
 
         def taken(name: str, reply: TrainResult) -> None:
-            message = heard(reply.stage, kind)
+            message = from_stage(reply.stage, kind)
             if name_of(message) != name:
-                raise FedsslError(f"site {name}: answered as {printable(name_of(message))}")
+                raise FedsslError(f"site {name}: answered as {safe_text(name_of(message))}")
             take(message)
 
         return taken
 
     def _add(self, sum_: Coordinator, uploads: dict[str, TrainResult], name: str, reply: TrainResult) -> None:
         """Adds a masked vector to the sum as soon as it is here."""
-        sum_.take_upload(MaskedUpload(heard(reply.stage, Session), name, unpacked(reply.weights).tobytes()))
+        sum_.take_upload(MaskedUpload(from_stage(reply.stage, Session), name, unpacked(reply.weights).tobytes()))
         uploads[name] = reply
 
     def _sites(self, round_number: int, trained: Mapping[str, TrainResult]) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class _Asking:
             self.failures += [Failure(k, self.round_number, "no-reply") for k in sorted(silent)]
 
     def _task(self, client_id: int, message: object, room: int) -> TrainTask:
-        stage = self.prefix + spoken(message)
+        stage = self.prefix + to_stage(message)
         return TrainTask(client_id, self.round_number, global_weights=GlobalWeights.EMPTY, stage=stage, room=room)
 
     def _problem(self, reply: TrainResult | Failure, waiting: dict[int, TrainTask], take: Take) -> Failure | None:
@@ -206,7 +206,7 @@ class _Asking:
         except (RoundError, StorageError):
             raise
         except FedsslError as error:
-            return Failure(client_id, round_number, "rejected", detail=printable(str(error)))
+            return Failure(client_id, round_number, "rejected", detail=safe_text(str(error)))
         del waiting[client_id]
         return None
 

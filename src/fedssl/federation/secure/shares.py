@@ -6,7 +6,7 @@ follow. Therefore that key is made anew for every round and signed by the node k
 recovered opens one round of a site that dropped out, whose upload never came or stays under its own mask, and says
 nothing of any other round.
 
-The other way would be one mask key a run, and each round a sealed list of that round's n − 1 pair seeds whose key is
+The other way would be one mask key per run, and each round a sealed list of that round's n − 1 pair seeds whose key is
 shared. It saves a signature and n − 1 X25519 exchanges a round (a millisecond), but whoever reads a site's disk later
 could open the masks of all rounds, and a site that lost its record of a round would mask another vector with the same
 streams. A fresh key can do neither, the server can check a recovered key against the public one, and it is the

@@ -217,19 +217,6 @@ def _form(kind: type[Message]) -> TypeAdapter[Message]:
     return _forms[kind]
 
 
-def to_plain(message: object) -> dict[str, Any]:
-    """A message as a table of numbers, strings and bytes."""
-    plain: dict[str, Any] = _form(type(message)).dump_python(message)
-    return plain
-
-
-def from_plain(kind: type[Message], plain: object) -> Message:
-    try:
-        return _form(kind).validate_python(plain)
-    except ValidationError as error:
-        raise _unreadable(kind, error) from None
-
-
 def to_bytes(message: object) -> bytes:
     """A message or record as JSON."""
     return _form(type(message)).dump_json(message)
@@ -242,12 +229,12 @@ def from_bytes(kind: type[Message], content: bytes) -> Message:
         raise _unreadable(kind, error) from None
 
 
-def spoken(message: object) -> bytes:
+def to_stage(message: object) -> bytes:
     """A message of a stage with its kind, as a task or its answer carries it."""
     return type(message).__name__.encode() + b" " + to_bytes(message)
 
 
-def heard(content: bytes, *kinds: type[Any]) -> Any:
+def from_stage(content: bytes, *kinds: type[Any]) -> Any:
     """The message, if it is one of these kinds."""
     name, _, rest = content.partition(b" ")
     kind = {one.__name__.encode(): one for one in kinds}.get(name)
@@ -271,15 +258,10 @@ def usual_threshold(sites: int) -> int:
 def check_threshold(sites: int, threshold: int | None = None) -> int:
     """The threshold of a round of so many, the usual one unless it is given; refuses one in which nobody can hide."""
     if sites < 2:
-        raise FedsslError(f"aggregation.secure: {sites} client a round: its sum is that client's own: take 2 or more")
+        raise FedsslError(f"aggregation.secure: {sites} client per round: its sum is that client's own: take 2 or more")
     needed = usual_threshold(sites) if threshold is None else threshold
     if not sites // 2 < needed <= sites:
         raise FedsslError(
-            f"aggregation.secure_threshold: {needed} of {sites} clients a round: give {sites // 2 + 1} to {sites}"
+            f"aggregation.secure_threshold: {needed} of {sites} clients per round: give {sites // 2 + 1} to {sites}"
         )
     return needed
-
-
-def tolerated(sites: int, threshold: int) -> int:
-    """How many sites may help a server that lies, before it can have both secrets of another."""
-    return 2 * threshold - sites - 1

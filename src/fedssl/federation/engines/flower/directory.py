@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import Message
 from fedssl.federation.engines.flower.messages import WHO, facts_of, record
@@ -140,7 +140,7 @@ class ByName(_Named):
 
     def _note(self, seat: Seat, answer: Message) -> None:
         with contextlib.suppress(FedsslError):
-            name = printable(str(facts_of(answer).get("name", ""))[:MOST_NAME])
+            name = safe_text(str(facts_of(answer).get("name", ""))[:MOST_NAME])
             if name in self.names:
                 self._names[seat] = name
             elif name not in self._strangers and len(self._strangers) < MOST_STRANGERS:

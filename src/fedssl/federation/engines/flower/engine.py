@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self
 
-from fedssl.core.errors import FedsslError, StorageError, printable, reason
+from fedssl.core.errors import FedsslError, StorageError, reason, safe_text
 from fedssl.core.files import UNFINISHED
 from fedssl.core.progress import Say
 from fedssl.federation.engines.flower.api import ArrayRecord, ErrorCode, Message
@@ -39,7 +39,7 @@ GRACE = 60.0  # seconds beyond a client's own limit for its app to start and its
 ASK_AGAIN = 15.0  # seconds between two questions to a site that is not ready
 TOGETHER = 100  # messages of one push
 A_DAY = 86_400.0  # seconds where nobody said how long: no wait is without an end
-ASKED_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
+QUESTION_FIRST: tuple[FailureCode, ...] = (*LATER, "left")  # who answered so is asked before weights are sent again
 NOT_YET = {"approval": "approve the run", "closed": "open: it is outside its hours"}
 
 
@@ -118,7 +118,7 @@ class FlowerEngine:
                 for message in pulled(self.grid, one.message):
                     if not message.has_error():
                         one.message = None
-                        return self._heard(one, message) if one.question else self._received(one, message)
+                        return self._answered(one, message) if one.question else self._received(one, message)
                     one.message = None  # expired, or its node is gone, or Flower failed: our app never answers so
                     one.errors += message.error.code != ErrorCode.NODE_UNAVAILABLE
                     if one.errors >= MOST_ERRORS:
@@ -170,7 +170,7 @@ class FlowerEngine:
             ttl=None if limit is None else limit + 2 * GRACE,
         )
 
-    def _heard(self, one: _Pending, message: Message) -> Failure | None:
+    def _answered(self, one: _Pending, message: Message) -> Failure | None:
         """What a client says to the question whether it would take its task now."""
         try:
             facts = facts_of(message)
@@ -186,7 +186,7 @@ class FlowerEngine:
         """A failure, or None when the client may take it later: then it is asked again, for so long as is allowed."""
         now = time.monotonic()
         _, since = self._hesitant.pop(one.task.client_id, (code, now))
-        if code in ASKED_FIRST:
+        if code in QUESTION_FIRST:
             self._hesitant[one.task.client_id] = (code, since)
         if code in LATER and now - since < self.approval_patience:
             one.limit, one.not_before = float("inf"), now + ASK_AGAIN
@@ -212,7 +212,7 @@ class FlowerEngine:
 
     def _failure(self, one: _Pending, code: FailureCode, detail: str) -> Failure:
         name = self.directory.name_of(one.task.client_id)
-        text = printable(f"{name}: {detail}" if name else detail)
+        text = safe_text(f"{name}: {detail}" if name else detail)
         return Failure(one.task.client_id, one.task.round_number, code, detail=text)
 
     def _doing(self, pending: dict[int, _Pending], sampled: set[int]) -> dict[int, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from fedssl.core.errors import FedsslError, printable
+from fedssl.core.errors import FedsslError, safe_text
 from fedssl.core.files import size_text, storing
 from fedssl.core.sealed import check_layout, read_tensors, under, write_tensors
 from fedssl.core.stopwatch import PARTS
@@ -170,7 +170,7 @@ def unpack_reply(message: Message, keep: Path, room: int) -> TrainResult | Failu
     if not all(type(number) is int and abs(number) < MOST_ROUNDS for number in (client_id, round_number)):
         raise FedsslError("a reply without client and round")
     if "code" in facts:
-        return Failure(client_id, round_number, code_in(facts), detail=printable(str(facts.get("reason", ""))))
+        return Failure(client_id, round_number, code_in(facts), detail=safe_text(str(facts.get("reason", ""))))
     scalars, profile = numbers(facts.get("scalars")), numbers(facts.get("profile", {}))
     if reserved := RESERVED & scalars.keys() | profile.keys() - PARTS.keys():
         raise FedsslError(f"{min(reserved)} is not for a client to say")

@@ -48,6 +48,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 

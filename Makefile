@@ -75,7 +75,7 @@ check-install: $(STAMP)
 	TORCH_FROM='$(TORCH_FROM)' $(BIN)/python -m pytest -m install
 
 release-check: $(STAMP)
-	$(BIN)/python -m pip install $(PIP_QUIET) build twine
+	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt build twine
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*

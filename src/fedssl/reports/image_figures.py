@@ -45,7 +45,7 @@ def confusion(prefix: str, matrix: Array, names: Sequence[str], about: str) -> F
     often = f" Most often confused: {names[true]} named {names[named]}." if worst.max() > 0 else ""
     alt = f"confusion matrix of {len(names)} classes; {right:.1f} % are classified correctly"
     drawing = heat_map(f"{prefix}-confusion-plot", alt, shares, names, names, ("true class", "named by kNN"))
-    caption = f"In % of the images of each true class. {right:.1f} % are classified correctly ({about}).{often}"
+    caption = f"In % of the images of each true class. {right:.1f}\u00a0% are classified correctly ({about}).{often}"
     return Figure.of(f"{prefix}-confusion", "Which classes are confused", caption, drawing)
 
 

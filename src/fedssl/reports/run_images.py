@@ -89,7 +89,7 @@ class RunImages:
         for name, features in self._mapped.items():
             coordinates, variance = principal_components(features)
             points[name] = _two_columns(coordinates).numpy()
-            shares.append(f"{100 * float(variance.sum()):.0f} % for {name}")
+            shares.append(f"{100 * float(variance.sum()):.0f}\u00a0% for {name}")
         caption = (
             f"{len(self._mapped_classes):,} test images along the two directions in which their features vary most "
             f"(share of the variance shown: {', '.join(shares)})."
@@ -136,7 +136,7 @@ class RunImages:
         matches = self.train.pixels[nearest[chosen]]  # classes x n x C x H x W
         names = [self._names_of(_labels(self.train)[row]) for row in nearest[chosen]]
         of_queries, shown = self._names_of(_labels(self.test)[chosen]), self.test.pixels[chosen]
-        share = f"Of the neighbours of all {len(self.test):,} test images here, {100 * float(same):.0f} % are."
+        share = f"Of the neighbours of all {len(self.test):,} test images here, {100 * float(same):.0f}\u00a0% are."
         return image_figures.neighbours(prefix, shown.numpy(), of_queries, matches.numpy(), names, share)
 
     # --- encoders and features

@@ -4,6 +4,7 @@
 library lists, and only the settings below reach it.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def timm_network(
 def torchvision_network(
     model: str, channels: int, image_size: Size, *, mean: list[float] | None = None, std: list[float] | None = None
 ) -> nn.Module:
-    """Any classification network of torchvision (extra `torchvision`), its last linear layer left out."""
+    """Any classification network of torchvision (extra `torchvision`), its last layer left out."""
     _check_model("torchvision", model, "network.name")
     from torchvision import models
 
@@ -128,9 +129,10 @@ def _check_model(library: str, model: str, setting: str) -> None:
 
 
 def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
-    """A transformer takes whole patches only; timm would say so at the first batch."""
-    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
-    if isinstance(patch, tuple) and any(side % part for side, part in zip(image_size, patch, strict=True)):
+    """A transformer takes whole patches only, unless they overlap; timm would say so at the first batch."""
+    embed = getattr(network, "patch_embed", None)
+    patch, stride = getattr(embed, "patch_size", None), getattr(getattr(embed, "proj", None), "stride", None)
+    if patch == stride and isinstance(patch, tuple) and any(map(operator.mod, image_size, patch)):
         nearest = max(patch[0], round(image_size[0] / patch[0]) * patch[0])
         raise FedsslError(
             f"network: {name} takes sides that are multiples of its patch size {patch[0]}, not "
@@ -139,12 +141,13 @@ def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
 
 
 def _without_head(name: str, network: nn.Module) -> str:
-    """Its last linear layer gives its input back from now on; returns where that is."""
-    linear: list[str] = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if not linear:
-        raise FedsslError(f"network.name: torchvision:{name} has no linear head that could be left out")
-    network.set_submodule(linear[-1], nn.Identity())
-    return linear[-1]
+    """Its last linear layer, or else convolution, gives its input back from now on; returns where that is."""
+    for kind in (nn.Linear, nn.Conv2d):
+        places: list[str] = [path for path, part in network.named_modules() if isinstance(part, kind)]
+        if places:
+            network.set_submodule(places[-1], nn.Identity())
+            return places[-1]
+    raise FedsslError(f"network.name: torchvision:{name} has no head that could be left out")
 
 
 def _for_channels(network: nn.Module, channels: int) -> None:

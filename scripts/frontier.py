@@ -7,9 +7,19 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random
+from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random, save_picture
 
+PICTURE = ROOT / "docs/frontier.png"
 TICKS = (1, 2, 5, 20, 60)  # core-minutes
+
+
+def read_records() -> dict[str, list[Record]]:
+    """By method."""
+    trials, known = TrialList.read(RESULTS / "trials.toml"), dict[str, list[Record]]()
+    for trial in trials.trials.values():
+        if records := trials.records(trial):
+            known.setdefault(trial.settings.get("method.name", "byol"), []).extend(records)
+    return known
 
 
 def best_so_far(records: Sequence[Record]) -> list[Record]:
@@ -50,13 +60,5 @@ def draw(found: dict[str, list[Record]]) -> Figure:
     return figure
 
 
-def main() -> None:
-    trials = TrialList.read(RESULTS / "trials.toml")
-    found: dict[str, list[Record]] = {}
-    for trial in trials.trials.values():
-        found.setdefault(trial.settings.get("method.name", "byol"), []).extend(trials.records(trial))
-    draw({method: records for method, records in found.items() if records}).savefig(ROOT / "docs/frontier.png")
-
-
 if __name__ == "__main__":
-    main()
+    save_picture(draw(read_records()), PICTURE, read_records())

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.preset_files import preset_names
@@ -45,6 +46,31 @@ def test_the_page_of_methods_has_every_method_and_the_numbers_of_today():
     named = [row.split("`")[1] for row in methods._between(page, "methods").splitlines()[2:]]
     assert [name for name in named if name[0] != "+"] == list(METHODS)
     assert {name[1:] for name in named if name[0] == "+"} <= set(preset_names("algorithms"))
+
+
+PICTURES = {
+    frontier.PICTURE: frontier.read_records,
+    rules.PICTURE: rules.read_records,
+    autoscaler.PICTURE: autoscaler.accuracies,
+}
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+def test_a_picture_shows_the_records_of_today(path):
+    with Image.open(path) as picture:
+        assert picture.text["Shows"] == trials.fingerprint(PICTURES[path]()), "run `make results`"
+
+
+def test_other_numbers_have_another_fingerprint():
+    assert trials.fingerprint({"a": 1.0, "b": 2.0}) == trials.fingerprint({"b": 2.0, "a": 1.0})
+    assert trials.fingerprint({"a": 1.0}) != trials.fingerprint({"a": 1.1})
+
+
+def test_what_a_trial_changed_is_said_with_its_preset_and_how_to_read_it():
+    trial = LISTS["rules"].trials["non-iid-fedprox"]
+    assert trials.changes(trial) == "- `non-iid-fedprox`: preset cifar10-cpu+fedprox, update_rule.name replace"
+    noted = dataclasses.replace(trial, like="iid", changed={"rounds": 3}, note="so")
+    assert trials.changes(noted) == "- `non-iid-fedprox`: `iid` with rounds 3 (so)"
 
 
 @pytest.mark.parametrize("name", LISTS)

@@ -132,10 +132,10 @@ def run_one(trial: Trial, name: str, settings: Record, folder: Path) -> Record:
 
 
 def command(preset: str, settings: Record) -> str:
-    return f"fedssl run {preset} {' '.join(f'--set {key}={_toml(value)}' for key, value in settings.items())}"
+    return f"fedssl run {preset} {' '.join(f'--set {key}={as_toml(value)}' for key, value in settings.items())}"
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -184,7 +184,7 @@ def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
 
 def changes(trial: Trial) -> str:
     """What a trial changed, as an item of a list."""
-    changed = ", ".join(f"{key} {_toml(value)}" for key, value in trial.changed.items())
+    changed = ", ".join(f"{key} {as_toml(value)}" for key, value in trial.changed.items())
     about = f" ({trial.gone or trial.note})" if trial.gone or trial.note else ""
     text = f"- `{trial.name}`: {f'`{trial.like}` with ' if trial.like else ''}{changed}{about}"
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False)

@@ -14,7 +14,7 @@ from fedssl.methods import METHODS
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.plan import make_plan
 from fedssl.paper.scales import find_scale
-from scripts import autoscaler, frontier, methods, rules, trials
+from scripts import autoscaler, frontier, levers, methods, rules, trials
 from tests.helpers.small import TINY
 
 LISTS = {one.name: one for one in trials.lists()}
@@ -124,6 +124,46 @@ def test_the_frontier_has_what_no_cheaper_trial_beats():
         for seconds, linear in costs_and_accuracies
     ]
     assert [frontier.minutes(one) * 60 for one in frontier.best_so_far(records)] == [60, 100, 300]
+
+
+LEVERS = """
+pages = []
+preset = "cifar10-noniid"
+[common]
+"data.train_images" = 100
+"data.validation_images" = 5000
+"local_training.epochs" = 1
+"rounds" = 10
+[trials.plain]
+set = {}
+[trials.wide]
+like = "plain"
+set = { "network.width" = 24, "rounds" = 6 }
+[trials.two-changes]
+like = "plain"
+set = { "network.width" = 24, "local_training.lr" = 0.2 }
+[trials.four-times-as-long]
+like = "plain"
+set = { "data.train_images" = 400 }
+[trials.without-record]
+like = "plain"
+set = { "local_training.lr" = 0.2 }
+"""
+
+
+def test_a_lever_is_one_change_at_about_the_same_cost(tmp_path):
+    (tmp_path / "levers.toml").write_text(LEVERS)
+    (tmp_path / "levers").mkdir()
+    for name, linear in {"plain": 44.0, "wide": 43.98, "two-changes": 50.0, "four-times-as-long": 60.0}.items():
+        (tmp_path / "levers" / f"{name}.json").write_text(json.dumps({"trained": {"linear": linear}}))
+    known = levers.levers(trials.TrialList.read(tmp_path / "levers.toml"))
+    assert known == {"network.width 24": {"byol": "+0.0 (`plain`)"}}
+    assert levers.table(known).endswith("| change | byol |\n|---|---|\n| network.width 24 | +0.0 (`plain`) |\n")
+
+
+def test_the_page_has_the_levers_as_the_records_are():
+    page = levers.PAGE.read_text()
+    assert levers.shown_in(page) == page, "run `make results`"
 
 
 def rule_records(linear, *clients):

@@ -47,7 +47,9 @@ def draw(found: dict[str, list[Record]]) -> Figure:
     labelled = 0.0  # the accuracy of the last one with a label: labels of near points would overlap
     for one in frontier:
         if (accuracy := one["trained"]["linear"]) > labelled + 1:
-            axes.annotate(one["name"], (minutes(one), accuracy), (-2, 6), textcoords="offset points", fontsize=8)
+            side = "left" if one is frontier[0] else "right"  # of a rising line there is room above and to the left
+            place = (minutes(one), accuracy)
+            axes.annotate(one["name"], place, (-2, 6), textcoords="offset points", ha=side, fontsize=8)
             labelled = accuracy
     level = max(fair_random(record, "linear") for record in everything)
     axes.axhline(level, color="grey", ls="--", lw=1, label="best random weights")

@@ -96,6 +96,7 @@ bench-gpu: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.levers
 	$(BIN)/python -m scripts.rules
 	$(BIN)/python -m scripts.autoscaler
 	$(BIN)/python -m scripts.methods

@@ -137,8 +137,8 @@ def neighbours(
     same = sum(its == name for name, row in zip(query_names, match_names, strict=True) for its in row)
     total = sum(map(len, match_names))
     caption = (
-        "Left, a test image; right, the training images whose features are most similar. Solid frame: same class; "
-        f"dashed: another. {same} of these {total} are of the same class. {overall}"
+        "Left, the first test image of each class; right, the training images whose features are most similar. Solid "
+        f"frame: same class; dashed: another. {same} of these {total} are of the same class. {overall}"
     )
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
 

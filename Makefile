@@ -20,7 +20,7 @@ help:
 	@echo "make check-flower  Flower: simulations on Ray, a deployment with TLS whose parts are killed (some minutes)"
 	@echo "make check-proxies  a deployment through a real nginx and tinyproxy (needs both: apt install nginx tinyproxy)"
 	@echo "make check-timm  the newest torch, torchvision, timm and huggingface_hub: networks, weights and exports (some GB)"
-	@echo "make check-install  install into a fresh environment, run every command of the README there (some minutes)"
+	@echo "make check-install  install into a fresh environment, run every line of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
 	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (25 minutes)"
@@ -48,6 +48,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
@@ -74,7 +75,7 @@ check-install: $(STAMP)
 	TORCH_FROM='$(TORCH_FROM)' $(BIN)/python -m pytest -m install
 
 release-check: $(STAMP)
-	$(BIN)/python -m pip install $(PIP_QUIET) build twine
+	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt build twine
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
@@ -95,6 +96,7 @@ bench-gpu: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python -m scripts.trials tables
 	$(BIN)/python -m scripts.frontier
+	$(BIN)/python -m scripts.levers
 	$(BIN)/python -m scripts.rules
 	$(BIN)/python -m scripts.autoscaler
 	$(BIN)/python -m scripts.methods

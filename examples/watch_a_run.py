@@ -1,4 +1,4 @@
-"""Watch a run from Python, and end it when it has learnt enough: python watch_a_run.py [OUT]."""
+"""Watch a run from Python, and end it when it has learnt enough: python watch_a_run.py [OUT [ENOUGH]]."""
 
 import sys
 from typing import Any
@@ -26,9 +26,9 @@ class Watch(fedssl.Observer):
         print(f"{summary['status']} after round {summary['rounds']}")
 
 
-def main(out: str = "runs/watched", enough: float = 0.12) -> None:
+def main(out: str = "runs/watched", enough: str = "0.12") -> None:
     try:
-        fedssl.load("smoke", {"evaluation.every": 1}).run(out, observers=[Watch(enough)])
+        fedssl.load("smoke", {"evaluation.every": 1}).run(out, observers=[Watch(float(enough))])
     except EnoughError:
         print("enough")
 

@@ -12,7 +12,7 @@ from fedssl.paper.catalogue import find_studies
 from fedssl.paper.comparison import Comparison
 from fedssl.paper.scales import find_scale
 from scripts.paper_records import RECORDS
-from scripts.trials import RESULTS, ROOT, TrialList
+from scripts.trials import RESULTS, ROOT, TrialList, save_picture
 
 PICTURE = ROOT / "docs/autoscaler.png"
 ROWS = {"fedbyol": "FedBYOL", "fedema": "FedEMA (autoscaler, τ = 0.7)"}
@@ -66,4 +66,4 @@ def draw(known: dict[str, Accuracies]) -> Figure:
 
 
 if __name__ == "__main__":
-    draw(accuracies()).savefig(PICTURE)
+    save_picture(draw(accuracies()), PICTURE, accuracies())

@@ -1,8 +1,8 @@
 """Looks at a report in headless Chromium: `python -m scripts.check_report report.html [--shots FOLDER]`.
 
-Checked: nothing on the console, nothing loaded from elsewhere, every figure has a size, every link and summary can be
-reached with the Tab key, nothing sticks out of a narrow window, and it prints. Needs Chromium or Chrome on the PATH (or
-in CHROME), and nothing else: the browser is spoken to through its debugging pipe.
+Checked: nothing on the console, nothing loaded from elsewhere, every figure has a size and legible words, every link
+and summary can be reached with the Tab key, nothing sticks out of a narrow window, and it prints. Needs Chromium or
+Chrome on the PATH (or in CHROME), and nothing else: the browser is spoken to through its debugging pipe.
 """
 
 import argparse
@@ -22,13 +22,16 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
 )
 PATIENCE = 60  # seconds
+SMALLEST = 8  # pixels of a letter in a drawing, also on a phone
 FIGURES = """[...document.querySelectorAll("figure")].map(figure => ({
   id: figure.id,
   caption: figure.querySelector("figcaption")?.innerText.trim() ?? "",
   drawings: [...figure.querySelectorAll(".plot > svg, img")].map(drawing => {
     const box = drawing.getBoundingClientRect();
     const named = drawing.getAttribute("aria-label") || drawing.getAttribute("alt") || "";
-    return {width: box.width, height: box.height, named, whole: drawing.complete ?? true,
+    const scale = box.width / (drawing.viewBox?.baseVal.width || box.width);
+    const words = [...drawing.querySelectorAll("text")].map(one => parseFloat(getComputedStyle(one).fontSize) * scale);
+    return {width: box.width, height: box.height, named, smallest: Math.min(99, ...words),
             loaded: drawing.tagName != "IMG" || drawing.naturalWidth > 0};
   })
 }))"""
@@ -216,6 +219,8 @@ def _figure_problems(figure):
     for drawing in figure["drawings"]:
         if drawing["width"] < 16 or drawing["height"] < 16:
             yield f"is not visible ({drawing['width']:.0f} x {drawing['height']:.0f})"
+        if drawing["smallest"] < SMALLEST:
+            yield f"has words of {drawing['smallest']:.1f} pixels"
         if not drawing["named"]:
             yield "has a drawing without a text for who cannot see it"
         if not drawing["loaded"]:

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random
+from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random, save_picture
 
+PICTURE = ROOT / "docs/frontier.png"
 TICKS = (1, 2, 5, 20, 60)  # core-minutes
+
+
+def read_records() -> dict[str, list[Record]]:
+    """By method."""
+    trials, known = TrialList.read(RESULTS / "trials.toml"), dict[str, list[Record]]()
+    for trial in trials.trials.values():
+        if records := trials.records(trial):
+            known.setdefault(trial.settings.get("method.name", "byol"), []).extend(records)
+    return known
 
 
 def best_so_far(records: Sequence[Record]) -> list[Record]:
@@ -37,7 +47,9 @@ def draw(by_method: dict[str, list[Record]]) -> Figure:
     labelled = 0.0  # the accuracy of the last one with a label: labels of near points would overlap
     for one in frontier:
         if (accuracy := one["trained"]["linear"]) > labelled + 1:
-            axes.annotate(one["name"], (minutes(one), accuracy), (-2, 6), textcoords="offset points", fontsize=8)
+            side = "left" if one is frontier[0] else "right"  # of a rising line there is room above and to the left
+            place = (minutes(one), accuracy)
+            axes.annotate(one["name"], place, (-2, 6), textcoords="offset points", ha=side, fontsize=8)
             labelled = accuracy
     level = max(fair_random(record, "linear") for record in everything)
     axes.axhline(level, color="grey", ls="--", lw=1, label="best random weights")
@@ -50,13 +62,5 @@ def draw(by_method: dict[str, list[Record]]) -> Figure:
     return figure
 
 
-def main() -> None:
-    trials = TrialList.read(RESULTS / "trials.toml")
-    by_method: dict[str, list[Record]] = {}
-    for trial in trials.trials.values():
-        by_method.setdefault(trial.settings.get("method.name", "byol"), []).extend(trials.records(trial))
-    draw({method: records for method, records in by_method.items() if records}).savefig(ROOT / "docs/frontier.png")
-
-
 if __name__ == "__main__":
-    main()
+    save_picture(draw(read_records()), PICTURE, read_records())

@@ -35,38 +35,53 @@ class Part:
     """Some cells of one experiment: what is run next, and a table of the page."""
 
     name: str
+    scale: str
     experiment: str
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     seeds: int
+    beside: tuple[str, ...] = ()  # row and column of a cell that stands under the others, run by another part
 
-    def plan(self, scale: str, out: Path) -> Plan:
-        return make_plan(find_studies([self.experiment]), find_scale(scale), out, self.seeds, self.rows, self.columns)
+    def plan(self, out: Path) -> Plan:
+        studies, scale = find_studies([self.experiment]), find_scale(self.scale)
+        return make_plan(studies, scale, out, self.seeds, self.rows, self.columns)
 
-    def table(self, scale: str) -> str:
+    def table(self) -> str:
         """The paper's numbers beside ours, as far as there are records; what is missing is said."""
-        (study,) = find_studies([self.experiment])
-        comparison = Comparison.of(study, find_scale(scale), RECORDS, self.seeds, self.rows, self.columns)
-        if not any(one.measured.values for one in comparison.results):
-            return "Not run yet.\n"
-        blocks = ["\n".join(markdown_table(table)) for table in comparison.tables()]
-        blocks.append(_wrapped(f"Order: {comparison.agreement.sentence()}"))
-        if comparison.missing:
-            blocks.append(_wrapped(f"Missing: {'; '.join(comparison.missing)}."))
+        compared = self._compared(self.rows, self.columns)
+        first, *others = compared.tables()
+        if self.beside:
+            row, column = self.beside
+            first = replace(first, rows=[*first.rows, *self._compared((row,), (column,)).tables()[0].rows])
+        blocks = ["\n".join(markdown_table(table)) for table in (first, *others)]
+        blocks.append(_wrapped(f"Order: {compared.agreement.sentence()}"))
+        if compared.missing:
+            blocks.append(_wrapped(f"Missing: {'; '.join(compared.missing)}."))
         return "\n\n".join(blocks) + "\n"
+
+    def _compared(self, rows: tuple[str, ...], columns: tuple[str, ...]) -> Comparison:
+        (study,) = find_studies([self.experiment])
+        return Comparison.of(study, find_scale(self.scale), RECORDS, self.seeds, rows, columns)
 
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
-def read_list() -> tuple[str, list[Part]]:
+def read_list() -> list[Part]:
     content = tomllib.loads(LIST.read_text())
-    parts = [
-        Part(name, given["experiment"], tuple(given["columns"]), tuple(given.get("rows", ())), given["seeds"])
+    return [
+        Part(
+            name=name,
+            scale=given.get("scale", content["scale"]),
+            experiment=given["experiment"],
+            columns=tuple(given["columns"]),
+            rows=tuple(given.get("rows", ())),
+            seeds=given["seeds"],
+            beside=tuple(given.get("beside", ())),
+        )
         for name, given in content["parts"].items()
     ]
-    return content["scale"], parts
 
 
 def bring_back(scale: str) -> None:
@@ -105,11 +120,10 @@ class KeepingView(QuietView):
 
 def run_all(jobs: int) -> int:
     """Part by part, in each the first seed of all cells before the second; 1 if some run failed."""
-    scale, parts = read_list()
-    bring_back(scale)
-    for part in parts:
+    for part in read_list():
+        bring_back(part.scale)
         for seeds in range(1, part.seeds + 1):
-            plan = replace(part, seeds=seeds).plan(scale, RUNS)
+            plan = replace(part, seeds=seeds).plan(RUNS)
             outcome = run_plan(plan, jobs, KeepingView(plan), lambda run: float(run.config.run.rounds))
             if outcome.stopped or outcome.failed:
                 return 1
@@ -118,10 +132,9 @@ def run_all(jobs: int) -> int:
 
 def page_with_tables(text: str) -> str:
     """The page with a table of today's records for every part between its marks."""
-    scale, parts = read_list()
-    for part in parts:
+    for part in read_list():
         before, rest = text.split(BEGIN.format(part.name))
-        text = before + BEGIN.format(part.name) + part.table(scale) + END + rest.split(END, 1)[1]
+        text = before + BEGIN.format(part.name) + part.table() + END + rest.split(END, 1)[1]
     return text
 
 

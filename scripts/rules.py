@@ -8,7 +8,7 @@ import statistics
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random, mean_and_spread
+from scripts.trials import RESULTS, ROOT, Record, TrialList, fair_random, mean_and_spread, save_picture
 
 PAGE, PICTURE = ROOT / "docs/results.md", ROOT / "docs/rules.png"
 BEGIN, END = "<!-- rules -->\n", "<!-- end of rules -->"
@@ -99,4 +99,4 @@ def shown_in(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(shown_in(PAGE.read_text()))
-    draw(read_records()).savefig(PICTURE)
+    save_picture(draw(read_records()), PICTURE, read_records())

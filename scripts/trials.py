@@ -6,6 +6,7 @@
 Each runs in one process with one thread, so that its core-seconds are its own. A killed one is resumed.
 """
 
+import hashlib
 import json
 import statistics
 import sys
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from fedssl.experiment.experiment import load
 from fedssl.experiment.records.run_record import read_json
@@ -38,6 +41,7 @@ class Trial:
     settings: Record
     seeds: int = 1
     gone: str = ""  # why it can no longer be run
+    note: str = ""  # how to read its numbers
 
     def runs(self) -> Iterator[tuple[str, Record]]:
         """The name and the settings of each run: one for every seed."""
@@ -64,10 +68,11 @@ class TrialList:
                 name=name,
                 preset=given.get("preset", above.preset if above else content["preset"]),
                 like=given.get("like", ""),
-                changed=given["set"],
+                changed=({"preset": own} if (own := given.get("preset", name)) != name else {}) | given["set"],
                 settings=(above.settings if above else content["common"]) | given["set"],
                 seeds=given.get("seeds", 1),
                 gone=given.get("gone", ""),
+                note=given.get("note", ""),
             )
         return cls(path.stem, [ROOT / page for page in content["pages"]], trials, path.parent)
 
@@ -127,10 +132,10 @@ def run_one(trial: Trial, name: str, settings: Record, folder: Path) -> Record:
 
 
 def command(preset: str, settings: Record) -> str:
-    return f"fedssl run {preset} {' '.join(f'--set {key}={_toml(value)}' for key, value in settings.items())}"
+    return f"fedssl run {preset} {' '.join(f'--set {key}={as_toml(value)}' for key, value in settings.items())}"
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -179,10 +184,20 @@ def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
 
 def changes(trial: Trial) -> str:
     """What a trial changed, as an item of a list."""
-    changed = ", ".join(f"{key} {_toml(value)}" for key, value in trial.changed.items())
-    gone = f" ({trial.gone})" if trial.gone else ""
-    text = f"- `{trial.name}`: {f'`{trial.like}` with ' if trial.like else ''}{changed}{gone}"
+    changed = ", ".join(f"{key} {as_toml(value)}" for key, value in trial.changed.items())
+    about = f" ({trial.gone or trial.note})" if trial.gone or trial.note else ""
+    text = f"- `{trial.name}`: {f'`{trial.like}` with ' if trial.like else ''}{changed}{about}"
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def fingerprint(shown: Any) -> str:
+    """The same for the same numbers."""
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def save_picture(figure: Figure, path: Path, shown: Any) -> None:
+    """With the fingerprint of what it shows, so that a test sees when it is of other records than today's."""
+    figure.savefig(path, metadata={"Shows": fingerprint(shown)})
 
 
 def write_tables() -> None:

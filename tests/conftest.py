@@ -1,9 +1,15 @@
 """One torch thread: two threads on small tensors are ten times slower, and bits depend on the count."""
 
+import signal
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+for sent in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    # Under nohup, or in the background of a shell, these are ignored, and every program inherits that: tests send them.
+    if signal.getsignal(sent) == signal.SIG_IGN:
+        signal.signal(sent, signal.default_int_handler if sent == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

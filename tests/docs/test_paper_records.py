@@ -4,16 +4,24 @@ import dataclasses
 
 import pytest
 
+from fedssl.experiment.config.texts import flatten
+from fedssl.paper.catalogue import find_studies
+from fedssl.paper.plan import choose_cells
 from fedssl.paper.scales import find_scale
 from scripts import paper_records
 from tests.helpers.paper_runs import plan_of, write
 
-SCALE, PARTS = paper_records.read_list()
+PARTS = paper_records.read_list()
+
+
+def cell_of(part, row, column="CIFAR-10, Non-IID"):
+    (study,) = find_studies([part.experiment])
+    return next(cell for cell in choose_cells(study, [row], [column]) if cell.row.label == row)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_what_is_listed_can_be_run(part, tmp_path):
-    plan = part.plan(SCALE, tmp_path)
+    plan = part.plan(tmp_path)
     assert plan.runs
     assert not plan.left_out
 
@@ -24,8 +32,8 @@ def test_the_page_shows_the_records_as_they_are():
 
 
 def test_every_record_is_of_a_listed_run():
-    wanted = {run.name for part in PARTS for run in part.plan(SCALE, paper_records.RECORDS).runs.values()}
-    assert {path.parent.name for path in (paper_records.RECORDS / SCALE).glob("*/summary.json")} <= wanted
+    wanted = {run.folder for part in PARTS for run in part.plan(paper_records.RECORDS).runs.values()}
+    assert {path.parent for path in paper_records.RECORDS.glob("*/*/summary.json")} <= wanted
 
 
 def test_a_finished_run_is_kept_and_brought_back_as_finished(tmp_path, monkeypatch):
@@ -45,12 +53,26 @@ def test_a_finished_run_is_kept_and_brought_back_as_finished(tmp_path, monkeypat
 def test_a_table_has_the_numbers_of_the_records_and_names_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(paper_records, "RECORDS", tmp_path)
     part = dataclasses.replace(PARTS[0], seeds=1)
-    empty = part.table(SCALE)
-    run = next(run for run in part.plan(SCALE, tmp_path).runs.values() if "fedu" in run.name)
-    write(run, 0.5, find_scale(SCALE).evaluation_epochs)
-    table = part.table(SCALE)
-    assert empty == "Not run yet.\n"
+    empty = part.table()
+    run = part.plan(tmp_path).run_of(cell_of(part, "FedU"), 0)
+    write(run, 0.5, find_scale(part.scale).evaluation_epochs)
+    table = part.table()
+    assert "no run" in empty
+    assert "(n = " not in empty
     assert "| FedU | 80.52 ± 0.21 | 50.00 (n = 1) | -30.52 |" in table
+    assert table.splitlines()[6] == "| FedEMA (autoscaler, τ = 0.7) | 83.34 ± 0.39 | missing | – |"
+    assert table.splitlines()[7] == "| BYOL (Centralized) | 90.46 ± 0.34 | missing | – |", "beside the others"
     missing = " ".join(table.split())
     assert "FedBYOL, CIFAR-10, Non-IID: no run" in missing
     assert "FedU, CIFAR-10, Non-IID: no run" not in missing
+
+
+def test_the_hour_long_runs_have_the_papers_schedule_and_nothing_else_of_their_own(tmp_path):
+    long, short = (
+        next(part for part in PARTS if part.scale == scale and part.experiment == "linear-evaluation")
+        for scale in ("night-long", "night")
+    )
+    for label in long.rows:
+        runs = [part.plan(tmp_path).run_of(cell_of(part, label), 0).config.as_raw() for part in (long, short)]
+        now, night = map(flatten, runs)
+        assert {key: now[key] for key in now if now[key] != night[key]} == {"rounds": 100, "local_training.epochs": 5}

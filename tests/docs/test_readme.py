@@ -7,7 +7,7 @@ import typer
 
 from fedssl.cli.main import app
 from tests.helpers.pictures import write_folder
-from tests.helpers.readme import OF_A_DEPLOYMENT, README, ROOT, blocks, commands, shortened
+from tests.helpers.readme import OF_A_DEPLOYMENT, README, ROOT, blocks, commands, python_example, shortened
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,7 @@ def test_python_example_runs(photos, monkeypatch):
     assert len([line for line in example.splitlines() if line and not line.startswith(("import", " "))]) <= 10
     monkeypatch.chdir(photos)
     names: dict = {}
-    short = example.replace('"rounds": 20', '"rounds": 1, "evaluation.linear_epochs": 2')
-    short = short.replace("epochs=20", "epochs=1, hidden=32")
-    exec(compile(short, str(README), "exec"), names)
+    exec(compile(python_example(), str(README), "exec"), names)
     assert names["features"].shape == (20, names["encoder"].feature_size)
     assert (photos / "encoder/encoder.safetensors").exists()
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedssl.experiment.config.layers import typed_config
 from fedssl.experiment.config.preset_files import preset_names
@@ -13,7 +14,7 @@ from fedssl.methods import METHODS
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.plan import make_plan
 from fedssl.paper.scales import find_scale
-from scripts import autoscaler, frontier, methods, rules, trials
+from scripts import autoscaler, frontier, levers, methods, rules, trials
 from tests.helpers.small import TINY
 
 LISTS = {one.name: one for one in trials.lists()}
@@ -45,6 +46,31 @@ def test_the_page_of_methods_has_every_method_and_the_numbers_of_today():
     named = [row.split("`")[1] for row in methods._between(page, "methods").splitlines()[2:]]
     assert [name for name in named if name[0] != "+"] == list(METHODS)
     assert {name[1:] for name in named if name[0] == "+"} <= set(preset_names("algorithms"))
+
+
+PICTURES = {
+    frontier.PICTURE: frontier.read_records,
+    rules.PICTURE: rules.read_records,
+    autoscaler.PICTURE: autoscaler.accuracies,
+}
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
+def test_a_picture_shows_the_records_of_today(path):
+    with Image.open(path) as picture:
+        assert picture.text["Shows"] == trials.fingerprint(PICTURES[path]()), "run `make results`"
+
+
+def test_other_numbers_have_another_fingerprint():
+    assert trials.fingerprint({"a": 1.0, "b": 2.0}) == trials.fingerprint({"b": 2.0, "a": 1.0})
+    assert trials.fingerprint({"a": 1.0}) != trials.fingerprint({"a": 1.1})
+
+
+def test_what_a_trial_changed_is_said_with_its_preset_and_how_to_read_it():
+    trial = LISTS["rules"].trials["non-iid-fedprox"]
+    assert trials.changes(trial) == "- `non-iid-fedprox`: preset cifar10-cpu+fedprox, update_rule.name replace"
+    noted = dataclasses.replace(trial, like="iid", changed={"rounds": 3}, note="so")
+    assert trials.changes(noted) == "- `non-iid-fedprox`: `iid` with rounds 3 (so)"
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -98,6 +124,46 @@ def test_the_frontier_has_what_no_cheaper_trial_beats():
         for seconds, linear in costs_and_accuracies
     ]
     assert [frontier.minutes(one) * 60 for one in frontier.best_so_far(records)] == [60, 100, 300]
+
+
+LEVERS = """
+pages = []
+preset = "cifar10-noniid"
+[common]
+"data.train_images" = 100
+"data.validation_images" = 5000
+"local_training.epochs" = 1
+"rounds" = 10
+[trials.plain]
+set = {}
+[trials.wide]
+like = "plain"
+set = { "network.width" = 24, "rounds" = 6 }
+[trials.two-changes]
+like = "plain"
+set = { "network.width" = 24, "local_training.lr" = 0.2 }
+[trials.four-times-as-long]
+like = "plain"
+set = { "data.train_images" = 400 }
+[trials.without-record]
+like = "plain"
+set = { "local_training.lr" = 0.2 }
+"""
+
+
+def test_a_lever_is_one_change_at_about_the_same_cost(tmp_path):
+    (tmp_path / "levers.toml").write_text(LEVERS)
+    (tmp_path / "levers").mkdir()
+    for name, linear in {"plain": 44.0, "wide": 43.98, "two-changes": 50.0, "four-times-as-long": 60.0}.items():
+        (tmp_path / "levers" / f"{name}.json").write_text(json.dumps({"trained": {"linear": linear}}))
+    known = levers.levers(trials.TrialList.read(tmp_path / "levers.toml"))
+    assert known == {"network.width 24": {"byol": "+0.0 (`plain`)"}}
+    assert levers.table(known).endswith("| change | byol |\n|---|---|\n| network.width 24 | +0.0 (`plain`) |\n")
+
+
+def test_the_page_has_the_levers_as_the_records_are():
+    page = levers.PAGE.read_text()
+    assert levers.shown_in(page) == page, "run `make results`"
 
 
 def rule_records(linear, *clients):

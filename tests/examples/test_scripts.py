@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ARGUMENTS = {
     "first_run": ("out",),
     "own_photos": ("photos", "out", "1"),
-    "watch_a_run": ("out",),
+    "watch_a_run": ("out", "0.05"),
     "find_alike": ("photos",),
     "few_labels": ("photos", "out", "cifar10-fedema-small", "1"),
 }

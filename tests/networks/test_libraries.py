@@ -90,7 +90,8 @@ def test_a_network_by_its_name_without_download_and_without_head(timm):
     origin = origin_of(network)
     assert (origin.library, origin.model) == ("timm", "resnet18")
     assert origin.arguments == {"img_size": [16, 16], "patch_size": 2}, "as timm makes it for one size"
-    assert origin.published_input == {"size": [224, 224], "interpolation": "bicubic"}
+    inside = {"mean": list(MEAN), "std": list(STD)}
+    assert origin.published_input == {"size": [224, 224], "interpolation": "bicubic", **inside}
 
 
 def test_images_from_0_to_1_are_normalised_by_the_network_itself(timm):
@@ -294,12 +295,83 @@ def test_an_encoder_of_fedssl_brings_its_own(theirs, tmp_path):
     again = {key: value for key, value in theirs.items() if key != "network.pretrained"}
     config, said = like_start(load_config("continue", again | {"init.encoder": str(tmp_path / "run")}))
     assert (config.data.settings["image_size"], config.data.settings["resampling"]) == (48, "bicubic")
-    assert said.startswith("as the weights to start from: data.image_size = 48, data.resampling = bicubic (set them")
+    assert said == (
+        "as the weights to start from: data.image_size = 48, data.resampling = bicubic, network.mean = [0.4, 0.5, 0.6],"
+        " network.std = [0.2, 0.25, 0.5] (set them to choose otherwise)"
+    )
     assert config.automatic == ()
 
 
+OWN_INPUT = {"network.mean": [0.1, 0.2, 0.3], "network.std": [1.0, 0.5, 0.25]}
+
+
+def test_what_an_encoder_normalises_by_comes_with_it_and_not_the_librarys(theirs, tmp_path):
+    """Two networks in one: by the settings of the first run, by the library's default without them."""
+    load("continue", theirs | OWN_INPUT).run(tmp_path / "run")
+    again = {key: value for key, value in theirs.items() if key != "network.pretrained"}
+    again = load("continue", again | {"init.encoder": str(tmp_path / "run")})
+    summary = again.run(tmp_path / "more").summary
+    written = tomllib.loads((tmp_path / "more" / "config.toml").read_text())["network"]
+    assert {f"network.{name}": written[name] for name in ("mean", "std")} == OWN_INPUT
+    assert load_encoder(tmp_path / "more").backbone.normalise.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert again.run(tmp_path / "more").summary == summary, "the same command finds its run again"
+
+
+HUB = {"architecture": "resnet18", "pretrained_cfg": {"input_size": [3, 24, 24], "interpolation": "bilinear"}}
+HUB["pretrained_cfg"] |= {"mean": [0.1, 0.2, 0.3], "std": [1, 0.5, 0.25], "crop_pct": 0.9}
+
+
+@pytest.mark.parametrize("config", [HUB, {"architecture": "resnet18", **HUB["pretrained_cfg"]}])
+def test_the_config_that_the_hub_has_beside_weights_says_it_better_than_the_library(theirs, tmp_path, config):
+    """Of a name with several weights, the library knows the default ones; old files of the hub have no table."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    begun, said = like_start(load_config("continue", theirs))
+    assert begun.data.settings["image_size"] == 24
+    assert begun.data.settings["resampling"] == "bilinear"
+    assert {f"network.{name}": begun.network.model_extra[name] for name in ("mean", "std")} == OWN_INPUT
+    assert "network.std = [1.0, 0.5, 0.25]" in said
+    kept, _ = like_start(load_config("continue", theirs | {"network.mean": [0.7]}))
+    assert kept.network.model_extra["mean"] == [0.7]
+    assert kept.network.model_extra["std"] == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"mean": "3"}', '{"architecture": "resnet18"}'])
+def test_another_config_beside_weights_is_passed_over(theirs, tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    config, _ = like_start(load_config("continue", theirs))
+    assert (config.data.settings["image_size"], config.network.model_extra["mean"]) == (48, list(MEAN))
+
+
+@pytest.mark.parametrize(
+    ("about", "problem"),
+    [
+        ({"mean": "0.5"}, "mean: Input should be a valid list"),
+        ({"std": [0.2, 0.0, 0.2]}, "std.1: Input should be greater than 0"),
+        ({"input_size": [3, 0, 224]}, "input_size.1: Input should be greater than or equal to 1"),
+        ([], "Input should be a valid dictionary or instance of InputFacts"),
+    ],
+)
+def test_a_config_beside_weights_that_makes_no_sense_is_one_line(theirs, tmp_path, about, problem):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": about}))
+    with pytest.raises(FedsslError) as caught:
+        like_start(load_config("continue", theirs))
+    said = "not understood, what it says of the images of these weights"
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: {said} (")
+    assert problem in str(caught.value)
+
+
+def test_weights_that_are_named_bring_what_their_own_name_says(timm):
+    """The library has other images for each of its weights of one network."""
+    named = {"resnet18.a": {"mean": (0.1, 0.2, 0.3), "std": (1.0, 0.5, 0.25)}}
+    timm.list_models = lambda pretrained=False: ["resnet18.a"] if pretrained else ["resnet18"]
+    timm.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: timm.about | named.get(name, {}))
+    settings = {**OWN, "network.name": "timm:resnet18", "init.encoder": "timm:resnet18.a"}
+    config, _ = like_start(load_config("smoke", settings))
+    assert {f"network.{name}": config.network.model_extra[name] for name in ("mean", "std")} == OWN_INPUT
+
+
 def test_what_is_set_stays_and_nothing_else_changes_for_runs_from_random_weights(theirs):
-    given = {"data.image_size": 32, "data.resampling": "bilinear"}
+    given = {"data.image_size": 32, "data.resampling": "bilinear", **OWN_INPUT}
     config, said = like_start(load_config("continue", theirs | given))
     assert (config.data.settings["image_size"], config.data.settings["resampling"], said) == (32, "bilinear", "")
     random = {key: value for key, value in theirs.items() if key != "network.pretrained"}

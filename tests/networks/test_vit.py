@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from fedssl.core.errors import FedsslError
+from fedssl.experiment.build.parts import build
+from fedssl.experiment.config.layers import load_config
 from fedssl.networks.backbones import feature_size
 from fedssl.networks.vit import positions, vit_tiny
 
@@ -69,6 +71,18 @@ def test_some_patches_can_be_encoded_without_the_others(network):
 def test_a_width_that_has_no_heads_is_refused():
     with pytest.raises(FedsslError, match=r"network\.width: 100: give a multiple of 64, or below that one of 4"):
         vit_tiny(3, width=100)
+
+
+def test_a_run_says_which_pixels_no_patch_has():
+    """Images, views, and DINO's small crops; where all fit, nothing."""
+    network = {"network.name": "vit-tiny", "network.width": 8, "network.depth": 1, "network.patch_size": 8}
+    small = {"data.image_size": 30, "augmentation.output_size": 24, "method.name": "dino", "method.local_views": 1}
+    remarks = build(load_config("smoke", small | network)).remarks
+    rest = "its patches have 8; give sides that are multiples"
+    assert f"vit-tiny sees 24 x 24 of the 30 x 30 pixels of images: {rest}" in remarks
+    assert f"vit-tiny sees 8 x 8 of the 12 x 12 pixels of views: {rest}" in remarks
+    whole = build(load_config("smoke", network | {"data.image_size": 16})).remarks
+    assert not any("vit-tiny" in text for text in [*whole, *(text for text in remarks if "24 x 24 pixels" in text)])
 
 
 def test_images_smaller_than_a_patch_are_refused_with_a_size_that_fits():

@@ -45,7 +45,7 @@ def test_every_cell_is_a_valid_config_or_left_out_with_a_reason(scale):
     for _, made in configs(scale.name):
         if isinstance(made, LeftOut):
             assert len(made.reason) > 20
-            assert scale.name in ("cpu", "night"), "the others have everything"
+            assert scale.name in ("cpu", "night", "night-long"), "the others have everything"
         else:
             assert isinstance(made, Config)
 
@@ -121,6 +121,15 @@ def test_varied_values_are_carried_over_and_said():
     assert "target 80 % → 38 %" in cpu.carried_over(targets[0])
     assert SCALES["paper"].target(targets[0]) == 80
     assert SCALES["paper"].carried_over(targets[0]) == []
+
+
+def test_a_scale_that_extends_another_changes_the_same_but_for_what_is_as_printed():
+    night, long = SCALES["night"], SCALES["night-long"]
+    printed = {"rounds", "local_training.epochs"}
+    assert {change.key for change in night.changes} - {change.key for change in long.changes} == printed
+    assert {rule.key for rule in night.varied} - {rule.key for rule in long.varied} == printed
+    assert [long.configure(cell).run.rounds for cell in CELLS["rounds"][:4]] == [100, 200, 300, 400]
+    assert long.evaluation_epochs == night.evaluation_epochs
 
 
 def test_partitions_of_the_small_scales_can_be_made():

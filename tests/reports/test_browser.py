@@ -58,6 +58,7 @@ def test_colours_follow_the_readers_choice(browser, reports):
         ("</body>", "<script>nothing()</script></body>", "exception:"),
         ("</body>", "<img src='http://127.0.0.1:9/x.png' alt='x'></body>", "loads http://127.0.0.1:9/x.png"),
         ("</style>", "figure svg { display: none !important }</style>", "is not visible (0 x 0)"),
+        ("</style>", "figure svg text { font-size: 7px !important }</style>", "has words of 7."),
         ("</style>", "main { width: 3000px; max-width: none !important }</style>", "scrolls sideways"),
         ("<summary>", "<summary tabindex='-1'>", "keyboard: Tab reaches"),
         ('class="skip"', 'class="skip" tabindex="-1"', "does not reach the skip link"),

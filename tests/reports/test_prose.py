@@ -67,6 +67,19 @@ def test_outcome_with_and_without_numbers(tmp_path):
     assert [tile.label for tile in words.tiles(bare)] == ["Rounds"]
 
 
+@pytest.mark.parametrize(
+    ("interval", "tone"), [([0.01, 0.2], "better"), ([-0.01, 0.2], "same"), ([-0.2, -0.01], "worse")]
+)
+def test_the_verdict_is_the_first_card_in_the_colour_of_its_interval(tmp_path, interval, tone):
+    best = {"accuracy": 0.4, "batchnorm": "running", "sd": None}
+    gain = {"knn": {"baseline": best, "trained": best, "interval": interval}}
+    first, *others = words.tiles(record(tmp_path, summary=changed(SUMMARY, gain=gain, initial={}, final={})))
+    assert (first.label, first.tone) == ("Verdict", tone)
+    assert {tile.tone for tile in others} == {""}
+    style = (resources.files("fedssl.reports") / "templates" / "style.css").read_text(encoding="utf-8")
+    assert f".tile.{tone} {{" in style
+
+
 def test_images_that_nobody_held_are_warned_of(tmp_path):
     assert words.warnings(record(tmp_path)) == []
     found = words.warnings(record(tmp_path / "b", summary=changed(SUMMARY, data__unused=1234)))

@@ -82,7 +82,9 @@ def test_neighbours_are_counted_for_all_test_images_and_not_for_those_shown_alon
     bank, queries = (table / np.linalg.norm(table, axis=1, keepdims=True) for table in (bank, queries))
     nearest = np.argsort(-(queries @ bank.T), axis=1)[:, :6]
     same = (train.labels.numpy()[nearest] == test.labels.numpy()[:, None]).mean()
-    assert f"Of the neighbours of all 60 test images here, {100 * same:.0f} % are." in page.text
+    by_chance = np.mean([(train.labels == label).float().mean() for label in test.labels])
+    said = f"{100 * same:.0f}\u00a0% are; by chance {100 * by_chance:.0f}\u00a0% would be."
+    assert f"all 60 test images here, {said}" in page.text
 
 
 def edited(run, target, **tables):
@@ -143,7 +145,7 @@ def test_heat_map_shows_who_holds_what(page, runs):
 
 def test_confusion_matrix_agrees_with_the_recorded_accuracy(page, runs):
     knn = json.loads((runs / "fedema" / "summary.json").read_text())["final"]["knn"]
-    assert f"{100 * knn:.1f} % are classified correctly" in page.figures["run1-confusion"]["caption"]
+    assert f"{100 * knn:.1f}\u00a0% are classified correctly" in page.figures["run1-confusion"]["caption"]
     assert "60 test and 120 training images" in page.figures["run1-confusion"]["caption"]
 
 
@@ -243,7 +245,7 @@ def test_local_batchnorm_is_looked_at_with_reestimated_statistics(tmp_path):
     load("smoke", SETTINGS | {"rounds": 1, "aggregation.batchnorm": "local-layers"}).run(tmp_path / "run")
     page, left_out = report([tmp_path / "run"], tmp_path / "r.html")
     knn = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]["knn_reestimated"]
-    assert f"{100 * knn:.1f} % are classified correctly" in page.figures["run1-confusion"]["caption"]
+    assert f"{100 * knn:.1f}\u00a0% are classified correctly" in page.figures["run1-confusion"]["caption"]
     assert [line.split(" (")[0] for line in left_out] == [
         "Divergence of each client",
         "mu of each client",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 paper_app = typer.Typer(help="The paper's tables and figures: list, run, and show them beside the printed numbers.")
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="experiments as `fedssl paper` lists them, or `all`")]
 ScaleName = Annotated[
-    str, typer.Option("--scale", help="paper (GPUs), night (20 minutes per run), cpu (minutes) or smoke (seconds)")
+    str, typer.Option("--scale", help="paper (GPUs), night-long (an hour per run), night, cpu (minutes), smoke")
 ]
 Seeds = Annotated[
     int | None, typer.Option("--seeds", min=1, help="seeds per cell  [default: as the experiment says, 3]")

@@ -62,7 +62,7 @@ def as_begun(folder: Path, config: Config) -> Config:
     begun = load_config(str(check_config(folder)), allow_code=config.allow_code)
     if config.automatic:
         values = flatten(begun.as_raw())
-        config = config.with_chosen({path: values[path] for path in config.automatic})
+        config = config.with_chosen({path: values.get(path) for path in config.automatic})
     if config.run.engine != "auto":
         return config
     threads = config.run.threads or begun.run.threads

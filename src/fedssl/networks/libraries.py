@@ -4,6 +4,7 @@
 library lists, and only the settings below reach it.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Origin:
     model: str
     arguments: dict[str, Any] = field(default_factory=dict)  # of timm.create_model, beside num_classes and in_chans
     head: str = ""  # the module that was left out, where that is not an argument
-    published_input: dict[str, Any] = field(default_factory=dict)  # size, interpolation
+    published_input: dict[str, Any] = field(default_factory=dict)  # size, interpolation, mean, std; None: not known
 
 
 class Normalisation(nn.Module):
@@ -72,13 +73,13 @@ def timm_network(
     made = _built(f"timm:{model}", partial(_of_any_size, create) if "img_size" in arguments else create, image_size)
     _check_patches(f"timm:{model}", made, image_size)
     origin = Origin(library="timm", model=model, arguments=arguments, published_input=_timm_input(model))
-    return _with_input(made, origin, channels, mean or about.get("mean"), std or about.get("std"))
+    return _with_input(made, origin, channels, mean, std)
 
 
 def torchvision_network(
     model: str, channels: int, image_size: Size, *, mean: list[float] | None = None, std: list[float] | None = None
 ) -> nn.Module:
-    """Any classification network of torchvision (extra `torchvision`), its last linear layer left out."""
+    """Any classification network of torchvision (extra `torchvision`), its last layer left out."""
     _check_model("torchvision", model, "network.name")
     from torchvision import models
 
@@ -91,10 +92,9 @@ def torchvision_network(
     head = _without_head(model, made)
     if channels != COLOUR:
         _for_channels(made, channels)
-    about = models.get_model_weights(model).DEFAULT.transforms()
     published = _torchvision_input(model)
     origin = Origin(library="torchvision", model=model, arguments=arguments, head=head, published_input=published)
-    return _with_input(made, origin, channels, mean or about.mean, std or about.std)
+    return _with_input(made, origin, channels, mean, std)
 
 
 def _of_any_size(create: Callable[..., nn.Module]) -> nn.Module:
@@ -129,9 +129,10 @@ def _check_model(library: str, model: str, setting: str) -> None:
 
 
 def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
-    """A transformer takes whole patches only; timm would say so at the first batch."""
-    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
-    if isinstance(patch, tuple) and any(side % part for side, part in zip(image_size, patch, strict=True)):
+    """A transformer takes whole patches only, unless they overlap; timm would say so at the first batch."""
+    embed = getattr(network, "patch_embed", None)
+    patch, stride = getattr(embed, "patch_size", None), getattr(getattr(embed, "proj", None), "stride", None)
+    if patch == stride and isinstance(patch, tuple) and any(map(operator.mod, image_size, patch)):
         nearest = max(patch[0], round(image_size[0] / patch[0]) * patch[0])
         raise FedsslError(
             f"network: {name} takes sides that are multiples of its patch size {patch[0]}, not "
@@ -140,12 +141,13 @@ def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:
 
 
 def _without_head(name: str, network: nn.Module) -> str:
-    """Its last linear layer gives its input back from now on; returns where that is."""
-    linear: list[str] = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if not linear:
-        raise FedsslError(f"network.name: torchvision:{name} has no linear head that could be left out")
-    network.set_submodule(linear[-1], nn.Identity())
-    return linear[-1]
+    """Its last linear layer, or else convolution, gives its input back from now on; returns where that is."""
+    for kind in (nn.Linear, nn.Conv2d):
+        places: list[str] = [path for path, part in network.named_modules() if isinstance(part, kind)]
+        if places:
+            network.set_submodule(places[-1], nn.Identity())
+            return places[-1]
+    raise FedsslError(f"network.name: torchvision:{name} has no head that could be left out")
 
 
 def _for_channels(network: nn.Module, channels: int) -> None:
@@ -160,8 +162,9 @@ def _with_input(
     network: nn.Module, origin: Origin, channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> nn.Module:
     """The network, which from now on takes images from 0 to 1: its children and weights keep the library's names."""
-    given = (mean or [GREY_WORLD[0]], std or [GREY_WORLD[1]])
-    values = [_per_channel(name, one, channels) for name, one in zip(("mean", "std"), given, strict=True)]
+    known, values = origin.published_input, []
+    for name, given, other in zip(("mean", "std"), (mean, std), GREY_WORLD, strict=True):
+        values.append(_per_channel(name, given or known[name] or [other], channels))
     network.normalise = Normalisation(*values)
     network.origin = origin  # type: ignore[assignment]
     network.register_forward_pre_hook(_normalised)
@@ -228,15 +231,16 @@ def _timm_about(model: str) -> dict[str, Any]:
 
 def _timm_input(model: str) -> dict[str, Any]:
     about = _timm_about(model)
-    size = about.get("input_size")
-    return {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation")}
+    size, inside = about.get("input_size"), {name: list(about.get(name) or ()) or None for name in ("mean", "std")}
+    return {"size": list(size[1:]) if size else None, "interpolation": about.get("interpolation"), **inside}
 
 
 def _torchvision_input(model: str) -> dict[str, Any]:
     from torchvision.models import get_model_weights
 
     about = get_model_weights(model).DEFAULT.transforms()
-    return {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value}
+    inside = {"mean": list(about.mean), "std": list(about.std)}
+    return {"size": [about.crop_size[0]] * 2, "interpolation": about.interpolation.value, **inside}
 
 
 def _timm_published(model: str) -> nn.Module:
@@ -268,10 +272,10 @@ def is_published(place: str) -> bool:
 
 
 def published_input(name: str) -> dict[str, Any]:
-    """Size and interpolation of the images that a library's weights were trained on, by the library itself."""
+    """Of the images that a library's weights were trained on, as far as the library itself says."""
     library, _, model = name.partition(":")
     _check_model(library, model, "network.name")
-    return INPUTS[library](model)
+    return {key: value for key, value in INPUTS[library](model).items() if value is not None}
 
 
 def published_weights(name: str) -> dict[str, Tensor]:

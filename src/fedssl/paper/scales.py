@@ -58,9 +58,21 @@ class Scale(BaseModel):
     model_config = CLOSED
     name: str
     title: str
-    changes: list[Change]
+    extends: str = ""  # another scale, whose changes are taken over
+    as_printed: list[str] = Field(default_factory=list)  # but for these settings
+    changes: list[Change] = Field(default_factory=list)
     varied: list[Varied] = Field(default_factory=list)
-    evaluation_epochs: dict[str, int]
+    evaluation_epochs: dict[str, int] = Field(default_factory=dict)
+
+    def over(self, base: "Scale") -> "Scale":
+        """With what the scale that it extends has, but for the settings that are as printed here."""
+        return self.model_copy(
+            update={
+                "changes": self.changes + [one for one in base.changes if one.key not in self.as_printed],
+                "varied": self.varied + [one for one in base.varied if one.key not in self.as_printed],
+                "evaluation_epochs": base.evaluation_epochs | self.evaluation_epochs,
+            }
+        )
 
     def configure(self, cell: Cell) -> Config | LeftOut:
         """The config of a cell at this scale with seed 0, or why it has none."""
@@ -102,7 +114,8 @@ class Scale(BaseModel):
 
 @cache
 def load_scales() -> dict[str, Scale]:
-    return {scale.name: scale for scale in sorted(load_all("scales", Scale, "a scale"), key=lambda scale: scale.name)}
+    files = {scale.name: scale for scale in sorted(load_all("scales", Scale, "a scale"), key=lambda scale: scale.name)}
+    return {name: scale.over(files[scale.extends]) if scale.extends else scale for name, scale in files.items()}
 
 
 def find_scale(name: str) -> Scale:

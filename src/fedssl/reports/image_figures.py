@@ -45,7 +45,7 @@ def confusion(prefix: str, matrix: Array, names: Sequence[str], about: str) -> F
     often = f" Most often confused: {names[true]} named {names[named]}." if worst.max() > 0 else ""
     alt = f"confusion matrix of {len(names)} classes; {right:.1f} % are classified correctly"
     drawing = heat_map(f"{prefix}-confusion-plot", alt, shares, names, names, ("true class", "named by kNN"))
-    caption = f"In % of the images of each true class. {right:.1f} % are classified correctly ({about}).{often}"
+    caption = f"In % of the images of each true class. {right:.1f}\u00a0% are classified correctly ({about}).{often}"
     return Figure.of(f"{prefix}-confusion", "Which classes are confused", caption, drawing)
 
 
@@ -137,8 +137,8 @@ def neighbours(
     same = sum(its == name for name, row in zip(query_names, match_names, strict=True) for its in row)
     total = sum(map(len, match_names))
     caption = (
-        "Left, a test image; right, the training images whose features are most similar. Solid frame: same class; "
-        f"dashed: another. {same} of these {total} are of the same class. {overall}"
+        "Left, the first test image of each class; right, the training images whose features are most similar. Solid "
+        f"frame: same class; dashed: another. {same} of these {total} are of the same class. {overall}"
     )
     return Figure(f"{prefix}-neighbours", "Nearest neighbours", caption, strips=tuple(strips))
 

@@ -83,12 +83,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline number, or a few words."""
+    """A headline number, or a few words; `tone`, better, same or worse, gives these a colour."""
 
     label: str
     value: str
     note: str = ""
     is_text: bool = False
+    tone: str = ""
 
 
 Rows = Sequence[Sequence[str]]

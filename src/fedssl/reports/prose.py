@@ -142,9 +142,9 @@ def tiles(record: RunRecord) -> list[Tile]:
     summary, made = record.summary, []
     if judged := verdict(record):
         tried = "".join(f" To try: {text}." for text in advice(record))
-        made.append(Tile("Verdict", judged.word, f"{_sentence(judged.because)}{tried}", is_text=True))
+        made.append(verdict_tile("Verdict", judged, tried))
     if kept := continued(record):
-        made.append(Tile("Continued", kept.word, _sentence(kept.because), is_text=True))
+        made.append(verdict_tile("Continued", kept))
     for measure, label in (("knn", "kNN accuracy"), ("linear", "Linear probe")):
         first, gain = record.baseline(measure), record.gain(measure)
         if gain:
@@ -179,9 +179,9 @@ def tiles(record: RunRecord) -> list[Tile]:
     return made
 
 
-def verdict_tile(record: RunRecord, judged: Verdict) -> Tile:
-    """What is said first of a run among others."""
-    return Tile(record.name, judged.word, _sentence(judged.because), is_text=True)
+def verdict_tile(label: str, judged: Verdict, more: str = "") -> Tile:
+    """What is said first of a run."""
+    return Tile(label, judged.word, _sentence(judged.because) + more, is_text=True, tone=judged.kind)
 
 
 def warnings(record: RunRecord) -> list[str]:

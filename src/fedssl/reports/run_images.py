@@ -89,7 +89,7 @@ class RunImages:
         for name, features in self._mapped.items():
             coordinates, variance = principal_components(features)
             points[name] = _two_columns(coordinates).numpy()
-            shares.append(f"{100 * float(variance.sum()):.0f} % for {name}")
+            shares.append(f"{100 * float(variance.sum()):.0f}\u00a0% for {name}")
         caption = (
             f"{len(self._mapped_classes):,} test images along the two directions in which their features vary most "
             f"(share of the variance shown: {', '.join(shares)})."
@@ -131,12 +131,17 @@ class RunImages:
             return image_figures.lookalikes(prefix, queries.numpy(), matches.numpy())
         queries, count = nn.functional.normalize(self._test_features, dim=1), min(NEIGHBOURS, len(bank))
         nearest = torch.cat([(some @ bank.T).topk(count, dim=1).indices for some in torch.split(queries, 1_000)])
-        same = (_labels(self.train)[nearest] == _labels(self.test)[:, None]).float().mean()
-        chosen = _class_firsts(_labels(self.test), QUERIES)
+        voters, wanted = _labels(self.train), _labels(self.test)
+        same = (voters[nearest] == wanted[:, None]).float().mean()
+        by_chance = (torch.bincount(voters, minlength=self.train.num_classes) / len(voters))[wanted].mean()
+        chosen = _class_firsts(wanted, QUERIES)
         matches = self.train.pixels[nearest[chosen]]  # classes x n x C x H x W
-        names = [self._names_of(_labels(self.train)[row]) for row in nearest[chosen]]
-        of_queries, shown = self._names_of(_labels(self.test)[chosen]), self.test.pixels[chosen]
-        share = f"Of the neighbours of all {len(self.test):,} test images here, {100 * float(same):.0f} % are."
+        names = [self._names_of(voters[row]) for row in nearest[chosen]]
+        of_queries, shown = self._names_of(wanted[chosen]), self.test.pixels[chosen]
+        share = (
+            f"Of the neighbours of all {len(self.test):,} test images here, {100 * float(same):.0f}\u00a0% are; "
+            f"by chance {100 * float(by_chance):.0f}\u00a0% would be."
+        )
         return image_figures.neighbours(prefix, shown.numpy(), of_queries, matches.numpy(), names, share)
 
     # --- encoders and features

@@ -177,7 +177,7 @@ def _comparison(records: Sequence[RunRecord]) -> Comparison:
     return Comparison(
         story=[story, chance],
         names=[record.name for record in records],
-        verdicts=[prose.verdict_tile(record, judged) for record in records if (judged := verdict(record))],
+        verdicts=[prose.verdict_tile(record.name, judged) for record in records if (judged := verdict(record))],
         differing=[(row.label, *row.values) for row in differing],
         results=[(row.label, *row.values) for row in outcomes],
         equal=[(row.label, row.values[0]) for row in equal_results + equal_settings],

@@ -23,7 +23,7 @@ from fedssl.experiment.records.metrics import best_metric, metrics_of
 from fedssl.experiment.records.run_record import SUMMARY, RunRecord, Table, describe_config, read_json
 from fedssl.experiment.records.site_accuracy import at_sites, mean_of
 from fedssl.experiment.records.verdict import verdict
-from fedssl.reports import run_figures
+from fedssl.reports import prose, run_figures
 from fedssl.reports.compare import duration, percent, site_text
 from fedssl.reports.page import Figure, Tile
 
@@ -243,7 +243,7 @@ def _state(alive: bool, live: Table, summary: Table, done: int, planned: int) ->
 def _verdict(record: RunRecord) -> list[Tile]:
     """Of a run that is over."""
     judged = verdict(record) if record.status == "finished" else None
-    return [Tile("Verdict", judged.word, judged.because, is_text=True)] if judged else []
+    return [prose.verdict_tile("Verdict", judged)] if judged else []
 
 
 def _time_tiles(live: Table, summary: Table, done: int, planned: int) -> list[Tile]:

@@ -123,6 +123,9 @@ def hostile():
     yield dicom(RAMP, Rows=60000)
     yield good.replace(b"MONOCHROME2 ", b"Doe^Jane    ")
     yield dicom(RAMP, WindowCenter=1, WindowWidth=7).replace(b"DS\x02\x007 ", b"DS\x02\x00^D")
+    yield dicom(RAMP, NumberOfFrames="1").replace(b"IS\x02\x001 ", b"IS\x08\x00Doe^Jane")
+    yield dicom(RAMP, SpecificCharacterSet="ISO_IR 100").replace(b"ISO_IR 100", b"Doe^Jane  ")
+    yield good.replace(b"1.2.840.10008.1.2.1\0", b"1Doe^Jane0008.1.2.1\0")  # the transfer syntax
     for seed in range(30):  # damage anywhere
         rng, damaged = np.random.default_rng(seed), bytearray(good)
         for place in rng.integers(132, len(good), 8):
@@ -130,7 +133,7 @@ def hostile():
         yield bytes(damaged)
 
 
-@pytest.mark.parametrize("number", range(35))
+@pytest.mark.parametrize("number", range(38))
 def test_no_name_reaches_a_log_a_warning_or_an_error(number, caplog, capfd):
     content = list(hostile())[number]
     caplog.set_level(logging.DEBUG)

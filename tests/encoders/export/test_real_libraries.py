@@ -15,10 +15,12 @@ from fedssl.data.own.decoding import decode_file
 from fedssl.encoders.export import export_encoder
 from fedssl.encoders.models import models
 from fedssl.encoders.trained import open_encoder
+from fedssl.experiment.build.automatic import like_start
 from fedssl.experiment.build.networks import build_method
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import load
 from fedssl.networks.backbones import feature_size, find_backbone
+from fedssl.networks.blocks import blocks_of
 from tests.helpers.pictures import write_folder
 from tests.helpers.small import TINY
 
@@ -39,6 +41,7 @@ NETWORKS = {  # with the side of its images
     "torchvision:vit_b_16": 32,
     "torchvision:convnext_tiny": 32,
     "torchvision:mobilenet_v3_small": 32,
+    "torchvision:squeezenet1_1": 32,
     "convnext-atto": 32,
     "vit-tiny": 32,
     "resnet18": 32,
@@ -218,6 +221,22 @@ def test_size_and_resampling_of_published_weights_are_those_of_timms_own_transfo
     torch.testing.assert_close(torch.from_numpy(ours) / 255, theirs, rtol=0, atol=1 / 255)
 
 
+def test_a_folder_of_timms_hub_says_what_its_weights_saw(tmp_path):
+    """By the config.json that timm itself writes beside them, not by the default weights of that name."""
+    import timm
+
+    own = {"mean": (0.1, 0.2, 0.3), "std": (1.0, 0.5, 0.25), "input_size": (3, 96, 96), "interpolation": "bilinear"}
+    made = timm.create_model("test_vit", pretrained_cfg_overlay=own)
+    timm.models.save_for_hf(made, tmp_path, safe_serialization=True)
+    settings = {"network.name": "timm:test_vit", "network.pretrained": str(tmp_path)}
+    config, _ = like_start(load_config("continue", settings))
+    given = {name: config.network.model_extra[name] for name in ("mean", "std")}
+    assert given == {name: list(own[name]) for name in given}
+    assert (config.data.settings["image_size"], config.data.settings["resampling"]) == (96, "bilinear")
+    backbone = build_method(config, 3, (96, 96)).online_encoder.backbone
+    assert backbone.normalise.std.flatten().tolist() == [1.0, 0.5, 0.25]
+
+
 # --- names and sizes --------------------------------------------------------------------------------------------------
 
 
@@ -229,12 +248,30 @@ def test_size_and_resampling_of_published_weights_are_those_of_timms_own_transfo
         ("timm:hf-hub:timm/resnet18.a1_in1k", 32, "timm has no classification network 'hf-hub:"),
         ("timm:vit_tiny_patch16_224", 50, "multiples of its patch size 16, not 50x50: set data.image_size = 48"),
         ("torchvision:maxvit_t", 64, "fails on images of 3x64x64: .*it takes 224x224"),
-        ("torchvision:squeezenet1_0", 64, "has no linear head that could be left out"),
     ],
 )
 def test_what_the_library_does_not_have_or_take(name, size, message):
     with pytest.raises(FedsslError, match=message):
         feature_size(find_backbone(name, image_size=(size, size))(3), 3, (size, size))
+
+
+def test_patches_that_overlap_need_no_multiple_of_their_side():
+    assert feature_size(find_backbone("timm:pvt_v2_b0", image_size=(64, 64))(3), 3, (64, 64)) == 256
+
+
+@pytest.mark.parametrize("name", [*(name for name in NETWORKS if ":" in name), "timm:swin_tiny_patch4_window7_224"])
+def test_blocks_stand_in_the_order_in_which_they_see_an_image(name):
+    """So freezing the first leaves those alone that come after them."""
+    side = NETWORKS.get(name, 64)
+    backbone, seen = find_backbone(name, image_size=(side, side))(3).eval(), []
+    blocks = blocks_of(backbone)
+    places = {parameter: number for number, block in enumerate(blocks) for parameter in block.parameters}
+    for path, module in backbone.named_modules():
+        for leaf, _ in module.named_parameters(recurse=False) if path else ():
+            module.register_forward_pre_hook(lambda *_, number=places[f"{path}.{leaf}"]: seen.append(number))
+    with torch.no_grad():
+        backbone(torch.rand(1, 3, side, side))
+    assert list(dict.fromkeys(seen)) == list(range(len(blocks)))
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "timm:vit_tiny_patch16_224", "torchvision:resnet18"])

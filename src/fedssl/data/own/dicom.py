@@ -5,6 +5,8 @@ Nothing that pydicom says of a file goes further, neither its warnings nor its e
 
 import importlib.util
 import logging
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,9 @@ TAGS = (  # all that is read of a file
     *(f"Segmented{colour}PaletteColorLookupTableData" for colour in COLOURS),
     *PIXELS,
 )
-logging.getLogger("pydicom").propagate = False  # its log quotes values of a file
+LOG = logging.getLogger("pydicom")
+LOG.disabled, LOG.propagate = True, False  # it quotes values of a file; the loggers below it speak through it
+SILENT = ("ignore", None, Warning, re.compile("pydicom"), 0)  # as `warnings` keeps a filter
 
 
 def is_dicom(file: ImageFile) -> bool:
@@ -39,6 +43,8 @@ def open_dicom(file: ImageFile) -> tuple[Image.Image, str]:
         raise RefusedError('DICOM needs pydicom: pip install "fedssl[dicom]"')
     import pydicom
 
+    if warnings.filters[:1] != [SILENT]:  # before all that others have put there since
+        warnings.filterwarnings("ignore", module="pydicom")  # for good: other threads decode too
     file.seek(0)
     try:
         header = pydicom.dcmread(file, specific_tags=list(TAGS))

@@ -7,6 +7,7 @@ from fedssl.core.progress import Progress
 from fedssl.experiment.build.data import build_dataset, build_partition
 from fedssl.experiment.build.networks import input_of_start
 from fedssl.experiment.config.schema import BY_WEIGHTS, Config, Raw
+from fedssl.experiment.config.texts import flatten
 
 IMAGES = 250_000  # to train on in all: ten minutes of two cores for the small network at 64 x 64
 ROUNDS = (20, 200)
@@ -29,15 +30,20 @@ def fitted(config: Config, progress: Progress) -> tuple[Config, str]:
 
 
 def like_start(config: Config) -> tuple[Config, str]:
-    """With size and resampling of the weights to start from where the config leaves them to those, and in words."""
+    """With the input of the weights to start from where the config leaves it to those, and in words."""
     left = [path for path in BY_WEIGHTS if path in config.automatic]
     if not left:
         return config, ""
-    known = input_of_start(config)
-    chosen = {path: (config.data.settings | known)[path.removeprefix("data.")] for path in left}
-    text = ", ".join(f"{path} = {value}" for path, value in chosen.items())
-    by = "as the weights to start from" if known else "no weights say otherwise"
-    return config.with_chosen(chosen), f"{by}: {text} (set them to choose otherwise)"
+    known, defaults = input_of_start(config), flatten(config.as_raw())
+    theirs = {path: known[path] for path in left if path in known}
+    others = {path: defaults[path] for path in left if path not in known and path in defaults}
+    said = [
+        f"{by}: {', '.join(f'{path} = {value}' for path, value in chosen.items())}"
+        for by, chosen in (("as the weights to start from", theirs), ("no weights say otherwise", others))
+        if chosen
+    ]
+    config = config.with_chosen({path: known.get(path, defaults.get(path)) for path in left})
+    return config, f"{'; '.join(said)} (set them to choose otherwise)" if said else ""
 
 
 def chosen_values(sizes: Sequence[int], config: Config) -> Raw:

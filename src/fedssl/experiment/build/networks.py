@@ -17,7 +17,7 @@ from fedssl.data.own.decoding import RESAMPLING
 from fedssl.data.partition import Partition
 from fedssl.experiment.build.data import choose_public_images
 from fedssl.experiment.config.schema import Config, Init, Raw
-from fedssl.experiment.records.encoder_facts import EncoderFacts
+from fedssl.experiment.records.encoder_facts import input_of
 from fedssl.experiment.records.encoder_file import read_encoder
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.backbones import BACKBONES, Input, feature_size, find_backbone
@@ -55,18 +55,18 @@ def _start_from(init: Init, backbone: nn.Module) -> None:
 
 
 def input_of_start(config: Config) -> Raw:
-    """As settings of [data]: the images of the weights to start from, as far as their file or their library says."""
+    """As settings by path: the images of the weights to start from, as far as their file or their library says."""
     start, network = config.init.encoder, config.network.name
     file = read_encoder(start) if start and not is_published(start) else None
-    if file and file.about:  # fedssl's own
-        facts = EncoderFacts.of(file)
-        known: Raw = {"size": facts.image_size, "interpolation": facts.resampling}
-    else:
+    known: Raw = {}
+    if start and not (file and file.about):  # not fedssl's own
         named = next((name for name in (start, network) if name in BACKBONES and is_published(name)), "")
-        known = published_input(named) if start and named else {}
-    size, resampling = known.get("size"), known.get("interpolation")
-    square = {"image_size": size[0]} if size and size[0] == size[1] else {}
-    return square | ({"resampling": resampling} if resampling in RESAMPLING else {})
+        known = published_input(named) if named else {}
+    known |= input_of(file) if file else {}
+    size, resampling = known.pop("size", None), known.pop("interpolation", None)
+    given: Raw = {f"network.{name}": value for name, value in known.items()}  # mean, std
+    given |= {"data.image_size": size[0]} if size and size[0] == size[1] else {}
+    return given | ({"data.resampling": resampling} if resampling in RESAMPLING else {})
 
 
 @lru_cache(maxsize=1)

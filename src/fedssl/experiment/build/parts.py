@@ -26,6 +26,7 @@ from fedssl.federation.wire import Wire
 from fedssl.methods.base import SiameseMethod
 from fedssl.networks.blocks import blocks_of, first_blocks
 from fedssl.networks.libraries import origin_of
+from fedssl.networks.vit import VisionTransformer
 
 ImagesOf = Callable[[int], Pixels]
 # What clients of a secure sum must have in common, beside how long and at what rate they train.
@@ -92,7 +93,7 @@ def assemble(
         server=build_server(config, client, len(partition.clients)),
         monitor=build_monitor(config, dataset),
         device=device,
-        remarks=[*remarks, *_frozen(config, method)],
+        remarks=[*remarks, *_frozen(config, method), *_edges(config, method, dataset.train.image_size)],
         warnings=build_warnings(config),
         public_source=public_source,
     )
@@ -108,6 +109,22 @@ def _frozen(config: Config, method: SiameseMethod) -> list[str]:
     share = sum(sizes[name] for block in blocks for name in block.parameters) / sum(sizes.values())
     names = ", ".join(block.name for block in blocks)
     return [f"frozen: {names} ({count} of {len(blocks_of(backbone))} blocks, {share:.0%} of the backbone's parameters)"]
+
+
+def _edges(config: Config, method: SiameseMethod, image_size: tuple[int, int]) -> list[str]:
+    """In words, which images and views have pixels beyond the last whole patch."""
+    backbone, recipe = method.online_encoder.backbone, config.augmentation.build()
+    if not isinstance(backbone, VisionTransformer):
+        return []
+    patch, sizes = backbone.patch_size, [image_size]
+    sizes += [recipe.output(image_size, group.part) for group in method.view_groups]
+    cut = {size: tuple(patch * count for count in backbone.grid(size)) for size in sizes}
+    return [
+        f"{config.network.name} sees {used[0]} x {used[1]} of the {size[0]} x {size[1]} pixels of "
+        f"{'images' if size == image_size else 'views'}: its patches have {patch}; give sides that are multiples"
+        for size, used in cut.items()
+        if used != size
+    ]
 
 
 def build_client(

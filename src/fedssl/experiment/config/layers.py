@@ -19,7 +19,7 @@ from fedssl.networks.libraries import is_published
 def load_raw(name: str, overrides: Mapping[str, Any] | None = None) -> Raw:
     """The tables of PRESET, PRESET+ALGORITHM or a TOML file, with overrides such as {"update_rule.tau": 0.5} on top."""
     raw = _load_file(Path(name)) if name.endswith(".toml") else _load_preset(name)
-    return _with_resampling(_with_pretrained(_merged(raw, _nested(overrides or {}))))
+    return _like_weights(_with_pretrained(_merged(raw, _nested(overrides or {}))))
 
 
 def _with_pretrained(raw: Raw) -> Raw:
@@ -44,14 +44,17 @@ def _with_pretrained(raw: Raw) -> Raw:
     return raw | {"network": rest, "init": {**init, "encoder": name if given is True else given}}
 
 
-def _with_resampling(raw: Raw) -> Raw:
-    """A new start from weights resamples as they did; a run's own config names their checksum, and says how it did."""
-    init, data = raw.get("init"), raw.get("data", {})
-    if not isinstance(init, dict) or not init.get("encoder") or init.get("sha256") or not isinstance(data, dict):
+def _like_weights(raw: Raw) -> Raw:
+    """A new start from weights sees images as they did; a run's own config names their checksum, and says how."""
+    init = raw.get("init")
+    if not isinstance(init, dict) or not init.get("encoder") or init.get("sha256"):
         return raw
-    if "resampling" not in (known_settings("data", data.get("name", DEFAULTS["data"])) or ()):
-        return raw
-    return raw | {"data": {"resampling": "auto", **data}}
+    for table, keys in (("data", ("resampling",)), ("network", ("mean", "std"))):
+        given = raw.get(table, {})
+        if isinstance(given, dict):
+            known = known_settings(table, given.get("name", DEFAULTS.get(table))) or ()
+            raw = raw | {table: {**{key: "auto" for key in keys if key in known}, **given}}
+    return raw
 
 
 def load_config(name: str, overrides: Mapping[str, Any] | None = None, allow_code: AllowCode = ()) -> Config:

@@ -194,7 +194,7 @@ class Config:
 
     def with_chosen(self, values: Raw) -> "Config":
         """With values for what was "auto", by path."""
-        tables: dict[str, Raw] = {"": {}, "local_training": {}, "data": {}}
+        tables: dict[str, Raw] = {"": {}, "local_training": {}, "data": {}, "network": {}}
         for path, value in values.items():
             table, _, key = path.rpartition(".")
             tables[table][key] = value
@@ -203,6 +203,7 @@ class Config:
             run=self.run.model_copy(update=tables[""]),
             local_training=replace(self.local_training, **tables["local_training"]),
             data=replace(self.data, settings=self.data.settings | tables["data"]),
+            network=self.network.model_copy(update=tables["network"]),
             automatic=tuple(path for path in self.automatic if path not in values),
         )
 
@@ -259,5 +260,5 @@ MODELS: dict[str, type[BaseModel]] = {
 TABLES = (*CHOICES, *MODELS, "local_training")
 # Settings that may be "auto": those that the number of images decides, and those that the weights to start from do.
 BY_IMAGES = ("rounds", "local_training.batch_size", "local_training.lr")
-BY_WEIGHTS = ("data.image_size", "data.resampling")
+BY_WEIGHTS = ("data.image_size", "data.resampling", "network.mean", "network.std")
 AUTOMATIC = (*BY_IMAGES, *BY_WEIGHTS)

@@ -35,10 +35,11 @@ WIDE = 0.05  # half an interval: gains below it cannot be seen
 
 @dataclass(frozen=True)
 class Verdict:
-    """`word` for tables and programs, `because` with the numbers."""
+    """`word` for tables and programs, `because` with the numbers, `kind` for colours."""
 
     word: str
     because: str
+    kind: Word
 
 
 def verdict(record: RunRecord) -> Verdict | None:
@@ -53,7 +54,7 @@ def verdict(record: RunRecord) -> Verdict | None:
         for number, (measure, gain) in enumerate(gains)
         if number == 0 or _word(gain) != main
     ]
-    return Verdict(phrases[main], "; ".join(reasons))
+    return Verdict(phrases[main], "; ".join(reasons), main)
 
 
 def continued(record: RunRecord) -> Verdict | None:
@@ -62,10 +63,12 @@ def continued(record: RunRecord) -> Verdict | None:
     if gain is None or not record.own_start:
         return None
     forgetful = [client for client, one in clients.items() if _word(one) == "worse"]
-    word = CONTINUED[_word(gain)] + (f", forgets at {len(forgetful)} of {len(clients)} clients" if forgetful else "")
+    kind = _word(gain)
+    word = CONTINUED[kind] + (f", forgets at {len(forgetful)} of {len(clients)} clients" if forgetful else "")
     each = ", ".join(f"{record.client(client)} {points(one)}" for client, one in clients.items())
     because = f"kNN accuracy {best_text(gain.trained)}, {against_start(gain, record)}"
-    return Verdict(word, f"{because}; the clients' own encoders: {each}" if each else because)
+    more = f"; the clients' own encoders: {each}" if each else ""
+    return Verdict(word, because + more, "worse" if forgetful else kind)
 
 
 def _gains(record: RunRecord) -> list[tuple[str, Gain]]:

@@ -88,6 +88,7 @@ class Tile:
     label: str
     value: str
     note: str = ""
+    _: KW_ONLY
     is_text: bool = False
     tone: str = ""
 

@@ -113,7 +113,9 @@ def test_other_channels_take_the_average_of_the_colours(timm, channels, wanted):
 
 def test_names_that_timm_does_not_have_are_answered_with_the_nearest(timm):
     with pytest.raises(
-        FedsslError, match=r"^network\.name: timm has no classification network 'resnet81' \(did you mean 'resnet"
+        FedsslError,
+        match=r"^network\.name: timm has no classification network 'resnet81' "
+        r"\(did you mean 'resnet18' or 'resnet34'\?\): `timm\.list_models",
     ):
         find_backbone("timm:resnet81", image_size=(16, 16))(3)
 

@@ -157,13 +157,15 @@ def _is_or_makes(entry: Any, base: type) -> bool:
     return isinstance(entry, base) or (isinstance(entry, type) and issubclass(entry, base))
 
 
-def unknown(there_is_no: str, name: Any, known: Collection[str], lists: str = "", more: str = "") -> FedsslError:
-    """The error of a name that nobody knows: the nearest one, and all of them or the command that lists them."""
+def unknown(
+    there_is_no: str, name: Any, known: Collection[str], lists: str = "", more: str = "", near: int = 1
+) -> FedsslError:
+    """The error of a name that nobody knows: the nearest, and all of them or the command that lists them."""
     between = "; " if any("," in one for one in known) else ", "
     rest = f": `{lists}` lists them" if lists else f"; known: {between.join(known)}{more}"
-    return FedsslError(f"{there_is_no} {name!r}{nearest(str(name), known)}{rest}")
+    return FedsslError(f"{there_is_no} {name!r}{nearest(str(name), known, near)}{rest}")
 
 
-def nearest(word: str, known: Collection[str]) -> str:
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+def nearest(word: str, known: Collection[str], most: int = 1) -> str:
+    matches = difflib.get_close_matches(word, known, n=most, cutoff=0.5)
+    return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""

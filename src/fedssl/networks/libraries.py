@@ -125,7 +125,7 @@ def _check_model(library: str, model: str, setting: str) -> None:
     need(library, f"{setting} = {library}:{model}")
     names = MODELS[library](model)
     if model not in names:
-        raise unknown(f"{setting}: {library} has no classification network", model, names, LISTED[library])
+        raise unknown(f"{setting}: {library} has no classification network", model, names, LISTED[library], near=3)
 
 
 def _check_patches(name: str, network: nn.Module, image_size: Size) -> None:

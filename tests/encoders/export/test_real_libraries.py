@@ -243,8 +243,8 @@ def test_a_folder_of_timms_hub_says_what_its_weights_saw(tmp_path):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("timm:resnet81", 32, r"timm has no classification network 'resnet81' \(did you mean 'resnet18'\?\)"),
-        ("torchvision:resnet81", 32, r"torchvision has no .* 'resnet81' \(did you mean 'resnet18'\?\)"),
+        ("timm:resnet81", 32, r"timm has no classification network 'resnet81' \(did you mean 'resnet18' or 'resnet"),
+        ("torchvision:resnet81", 32, r"torchvision has no .* 'resnet81' \(did you mean 'resnet18' or 'resnet"),
         ("timm:hf-hub:timm/resnet18.a1_in1k", 32, "timm has no classification network 'hf-hub:"),
         ("timm:vit_tiny_patch16_224", 50, "multiples of its patch size 16, not 50x50: set data.image_size = 48"),
         ("torchvision:maxvit_t", 64, "fails on images of 3x64x64: .*it takes 224x224"),

@@ -9,7 +9,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
 TORCH_FROM ?=
 
-.PHONY: help demo test check check-report check-loggers check-flower check-proxies check-timm check-install release-check screenshots bench bench-gpu results docs soak format clean
+.PHONY: help demo test tests check check-report check-loggers check-flower check-proxies check-timm check-install release-check screenshots bench bench-gpu results docs soak format clean
 
 help:
 	@echo "make demo    federated training with FedEMA on non-IID CIFAR-10, a few minutes"
@@ -23,7 +23,7 @@ help:
 	@echo "make check-install  install into a fresh environment, run every line of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
-	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (25 minutes)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (35 minutes)"
 	@echo "make bench-gpu  for machines with a GPU: an epoch of the paper's network beside its bare steps"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"
@@ -52,7 +52,11 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-test: check
+# Checks take one core for a minute: beside the tests that is half a minute.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 check tests
+
+tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not proxies and not timm and not install'
 
 check-loggers: $(STAMP)

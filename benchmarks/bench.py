@@ -1,4 +1,4 @@
-"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about 25 minutes.
+"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about 35 minutes.
 
     make bench
     python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]
@@ -33,6 +33,7 @@ from benchmarks import (
     augmentation,
     averaging,
     checkpointing,
+    cluster,
     commands,
     evaluation,
     growth,
@@ -58,14 +59,21 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "evaluation": evaluation.rows,
     "traffic": traffic.rows,
     "sites": sites.rows,
+    "hops": list,  # no rows: a table of its own
+    "cluster": cluster.rows,
     "suite": suite.rows,
 }
 ROOT = Path(__file__).parents[1]
 FAILED = "failed"
 
 
-CURVES: dict[str, Callable[[], list[growth.Curve]]] = {"growth": growth.curves, "sites": sites.curves}
-Measured = dict[str, Any]  # rows, curves and seconds of a part, the load before and after
+CURVES: dict[str, Callable[[], list[growth.Curve]]] = {
+    "growth": growth.curves,
+    "sites": sites.curves,
+    "cluster": cluster.curves,
+}
+HOPS: dict[str, Callable[[], dict[str, Any]]] = {"hops": sites.hops}
+Measured = dict[str, Any]  # rows, curves, hops and seconds of a part, the load before and after
 
 
 def measure(names: list[str], path: Path, console: Console) -> dict[str, Measured]:
@@ -78,15 +86,18 @@ def measure(names: list[str], path: Path, console: Console) -> dict[str, Measure
         console.print(f"{name} …", style="dim")
         start, load = time.perf_counter(), os.getloadavg()[0]
         curves: list[growth.Curve] = []
+        hops: dict[str, Any] = {}
         try:
             rows = PARTS[name]()
             curves = CURVES[name]() if name in CURVES else []
+            hops = HOPS[name]() if name in HOPS else {}
         except (Exception, SystemExit) as error:  # costs this part's rows, not those of the others
             console.print_exception()
             rows = [not_measured(name, f"{FAILED}: {type(error).__name__}", "")]
         done[name] = {
             "rows": [asdict(row) for row in rows],
             "curves": [asdict(curve) for curve in curves],
+            "hops": hops,
             "seconds": time.perf_counter() - start,
             "load": [load, os.getloadavg()[0]],
         }
@@ -178,7 +189,7 @@ def _draw_curve(axis: Axes, curve: growth.Curve) -> None:
     axis.set_xticks(ends, [f"{size:,.0f}" for size in ends])
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel(curve.unit)
-    axis.set_ylabel("CPU seconds per round")
+    axis.set_ylabel("seconds per round")
     memory.set_ylabel("peak memory, MB")
     lines = [*axis.get_lines(), *memory.get_lines()]
     axis.legend(
@@ -212,6 +223,7 @@ def main() -> None:
         "seconds": {name: part["seconds"] for name, part in parts.items()},
         "rows": [asdict(row) for row in rows],
         "curves": [asdict(curve) for curve in curves],
+        "hops": {name: value for part in parts.values() for name, value in part["hops"].items()},
     }
     write(options.out / "bench.json", record)
     plot(rows, curves, options.out / "bench.png")

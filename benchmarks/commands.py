@@ -3,17 +3,22 @@
     python -m benchmarks.commands
 
 The least disturbed repeat, against the limit. The report is that of a run of the preset for CPUs: one round of one
-client on synthetic images, as many of them as CIFAR-10 has in that preset.
+client on synthetic images, as many of them as CIFAR-10 has in that preset. What else would draw its maps is
+scikit-learn, beside which they stand: as many points, steps and threads.
 """
 
 import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.measuring import Row, within
-from benchmarks.startup import cpu_seconds
+import torch
 
-REPEATS, RUNS = 3, 500
+from benchmarks.evaluation import Features
+from benchmarks.measuring import Row, faster, take_turns, within
+from benchmarks.startup import cpu_seconds
+from fedssl.evaluation.projection import tsne
+
+REPEATS, RUNS, POINTS, STEPS = 3, 500, 1000, 500
 FEDSSL = ["-m", "fedssl"]
 SMALL = {
     "data.name": "synthetic",
@@ -42,7 +47,19 @@ def rows() -> list[Row]:
             "11 fedssl presets": (_least(["presets"]), 0.5),
             f"11 fedssl ls, {RUNS} runs": (_least(["ls", str(folder / "many")]), 1.0),
         }
-    return [within(name, "limit", "s", limit, seconds, 1) for name, (seconds, limit) in taken.items()]
+    found = [within(name, "limit", "s", limit, seconds, 1) for name, (seconds, limit) in taken.items()]
+    return [*found, map_row()]
+
+
+def map_row() -> Row:
+    from sklearn.manifold import TSNE
+
+    torch.set_num_threads(1)
+    features = Features.make(POINTS, 1, 128).train
+    theirs = TSNE(init="pca", max_iter=STEPS, n_jobs=1, random_state=0)
+    makers = {"theirs": lambda: theirs.fit_transform(features.numpy()), "ours": lambda: tsne(features, STEPS)}
+    taken, _ = take_turns(makers, REPEATS)
+    return faster("10 a t-SNE of its report, 1,000 images", "scikit-learn", "s", taken["theirs"], taken["ours"], 1)
 
 
 def _least(arguments: list[str]) -> float:

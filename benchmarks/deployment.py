@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -53,12 +54,10 @@ def main() -> None:
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     names = [f"site-{number}" for number in range(given.clients)]
-    if given.hops:
-        (folder / "hops").mkdir()
-        os.environ |= {"FEDSSL_HOPS": str(folder / "hops"), "PYTHONPATH": _path(Path(__file__).parent / "hops")}
     security = ["--insecure"] if given.insecure else make_keys(folder, names)
     port, watch = free_port(), Watch(folder / "run/rounds.jsonl", folder / "hops" if given.hops else None)
-    with started(folder, names, security, port, given) as (server, clients):
+    counting = counting_hops(folder / "hops") if given.hops else {}
+    with mock.patch.dict(os.environ, counting), started(folder, names, security, port, given) as (server, clients):
         watch.follow({"server": [server.pid], "client": [one.pid for one in clients]})
         code = server.wait()
         watch.stop()
@@ -67,8 +66,11 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return result(folder, given, watch)
 
 
-def _path(first: Path) -> str:
-    return os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
+def counting_hops(folder: Path) -> dict[str, str]:
+    """The environment in which every program counts its steps (hops/sitecustomize.py), into this folder."""
+    folder.mkdir()
+    paths = str(Path(__file__).parent / "hops"), os.environ.get("PYTHONPATH")
+    return {"FEDSSL_HOPS": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def result(folder: Path, given: argparse.Namespace, watch: "Watch") -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Down: all clients fetch the global weights at once and share the server's link. Each trains for a time of its own. Up:
 who is done sends, and shares the link with those who send at that moment; the server averages one after another.
 
-python -m benchmarks.scale [--throughput MB/s] [--plot docs/scale.svg]
+    python -m benchmarks.scale [--throughput MB/s] [--plot FILE]
+    make results    # docs/scale.md and its picture, for the server that results/bench.json measured
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,11 +22,22 @@ MODEL = 154e6  # bytes of the paper's encoder and predictor in fp32
 
 @dataclass(frozen=True)
 class Server:
-    """One server; the defaults are measured (docs/scale.md says where)."""
+    """One server; the defaults are near what was measured."""
 
     throughput: float = 97e6  # bytes a second that pass through the SuperLink, both ways together
     averaging: float = 0.05  # seconds an upload of 154 MB, read from disk and added
     fixed: float = 0.4  # seconds per round, however small the model
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Self:
+        """As `make bench` measured it, with three sites on loopback."""
+        ours = {row["target"]: row["ours"] for row in record["rows"]}
+        hops = record["hops"]
+        return cls(
+            1e6 * ours["9 weights moved in such a round, 154 MB"],
+            hops["aggregation seconds"] / hops["clients"],
+            ours["9 a round across machines, tiny network"],
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ def most_clients(way: Way, server: Server, sites: Clients, limit: float) -> int:
     return low
 
 
-def plot(path: Path, counts: list[int], times: dict[str, list[float]], sites: Clients) -> None:
+def plot(path: Path, server: Server, sites: Clients) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -123,8 +136,10 @@ def plot(path: Path, counts: list[int], times: dict[str, list[float]], sites: Cl
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    for name, seconds in times.items():
-        axes.loglog(counts, [value / 60 for value in seconds], marker="o", markersize=3, label=name)
+    counts = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000]
+    for way in WAYS:
+        minutes = [seconds_of(way, count, server, sites) / 60 for count in counts]
+        axes.loglog(counts, minutes, marker="o", markersize=3, label=way.name)
     axes.axhline(sites.train_median / 60, color="grey", linestyle=":", label="training alone (median client)")
     axes.set_xlabel("clients")
     axes.set_ylabel("minutes per round")
@@ -144,16 +159,19 @@ def main() -> None:
     options = parser.parse_args()
     server = Server(options.throughput * 1e6, options.averaging, options.fixed)
     sites = Clients(options.link * 1e6, options.train)
-    counts = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000]
-    times = {way.name: [seconds_of(way, count, server, sites) for count in counts] for way in WAYS}
-    print("| clients | " + " | ".join(f"{count:,}" for count in counts) + " | most within an hour |")
-    print("|---" * (len(counts) + 2) + "|")
+    print(table((10, 100, 1_000, 10_000, 100_000), server, sites), end="")
+    if options.plot:
+        plot(options.plot, server, sites)
+
+
+def table(counts: Sequence[int], server: Server, sites: Clients) -> str:
+    head = ["clients", *(f"{count:,}" for count in counts), "most within an hour"]
+    lines = [head, ["---"] * len(head)]
     for way in WAYS:
         most = most_clients(way, server, sites, 3600.0)
-        words = [_words(value) for value in times[way.name]]
-        print(f"| {way.name} | " + " | ".join(words) + f" | {'any' if most >= 1_000_000 else f'{most:,}'} |")
-    if options.plot:
-        plot(options.plot, counts, times, sites)
+        words = [_words(seconds_of(way, count, server, sites)) for count in counts]
+        lines.append([way.name, *words, "any" if most >= 1_000_000 else f"{most:,}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _words(seconds: float) -> str:

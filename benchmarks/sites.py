@@ -69,6 +69,21 @@ def curves() -> list[Curve]:
     return [Curve("sites", "sites that only echo", list(counted), costs)]
 
 
+HOPS = (
+    "clients",
+    "megabytes up, each",
+    "aggregation seconds",
+    "CPU seconds of a round",
+    "CPU seconds of a round, by step",
+)
+
+
+def hops() -> dict[str, Any]:
+    """Where the CPU seconds of a round of 154 MB go. Counting costs some itself: the rows come from other rounds."""
+    found = measured("--hops")
+    return {name: found[name] for name in HOPS}
+
+
 def measured(*size: str) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="fedssl-sites-"))
     try:

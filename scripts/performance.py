@@ -10,17 +10,22 @@ import json
 import re
 import sys
 import textwrap
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import scale
 from benchmarks.measuring import Row, number
 from fedssl.experiment.records.run_record import read_json
 from scripts.trials import RESULTS, ROOT
 
 PAGES = ROOT / "docs/performance.md", ROOT / "docs/scale.md"
-PICTURE, RECORD = ROOT / "docs/performance.png", RESULTS / "bench.json"
+PICTURE, SIMULATED, RECORD = ROOT / "docs/performance.png", ROOT / "docs/scale.svg", RESULTS / "bench.json"
 BLOCK = r"(?s)(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
 VERDICTS = {True: "pass", False: "**fail**", None: "–"}
+PROGRAMS = {"client: supernode": "sites", "server: superlink": "SuperLink", "server: flwr-serverapp": "server's app"}
+OTHERS = "other processes"
 Record = dict[str, Any]
 
 
@@ -40,9 +45,10 @@ def merged(record: Record, new: Record, note: str = "") -> Record:
     rows = [{"run": name, **row} for row in new["rows"] if row["passed"] is not None]  # None: could not be measured
     rows = _replaced(record["rows"], rows, ("target", "against"))
     curves = _replaced(record["curves"], [{"run": name, **curve} for curve in new["curves"]], ("name",))
-    used = {one["run"] for one in (*rows, *curves)}
+    hops = {"run": name, **new["hops"]} if new["hops"] else record["hops"]
+    used = {one["run"] for one in (*rows, *curves, *filter(None, [hops]))}
     runs = {key: about for key, about in {**record["runs"], name: run}.items() if key in used}
-    return {"runs": runs, "rows": sorted(rows, key=_number), "curves": curves}
+    return {"runs": runs, "rows": sorted(rows, key=_number), "curves": curves, "hops": hops}
 
 
 def _replaced(old: list[Record], new: list[Record], keys: tuple[str, ...]) -> list[Record]:
@@ -91,17 +97,49 @@ def table(record: Record, targets: str = "") -> str:
 
 
 def curves_table(record: Record, name: str = "") -> str:
-    """Of all curves, or of one."""
-    lines = ["| as this grows | sizes | CPU seconds per round | peak memory, MB | run |", "|---|---|---|---|---|"]
-    for curve in record["curves"]:
-        if name not in ("", curve["name"]):
-            continue
+    """Of all curves, or of one; nothing if that was not measured yet."""
+    lines = ["| as this grows | sizes | seconds per round | peak memory, MB | run |", "|---|---|---|---|---|"]
+    curves = [curve for curve in record["curves"] if name in ("", curve["name"])]
+    for curve in curves:
         seconds, megabytes = (
             ", ".join(plain(cost[kind]) for cost in curve["costs"]) for kind in ("seconds", "megabytes")
         )
         sizes = ", ".join(f"{size / 1e6:.2f} M" if size > 1e5 else plain(size) for size in curve["sizes"])
         lines.append(f"| {curve['unit']} | {sizes} | {seconds} | {megabytes} | {letters(record)[curve['run']]} |")
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in lines) if curves else ""
+
+
+def hops_table(record: Record) -> str:
+    """CPU seconds of a round by step and by program; of the sites all together. What no step counted comes last."""
+    hops = record["hops"]
+    if not hops:
+        return ""
+    whole: dict[str, float] = defaultdict(float)
+    steps: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for kind, seconds in hops["CPU seconds of a round"].items():
+        whole[PROGRAMS.get(kind, OTHERS)] += seconds
+    for place, seconds in hops["CPU seconds of a round, by step"].items():
+        side, kind, step = place.split(": ")
+        steps[step][PROGRAMS.get(f"{side}: {kind}", OTHERS)] += seconds
+    shown = [name for name in (*PROGRAMS.values(), OTHERS) if name in whole]
+    lines = sorted(steps.items(), key=lambda one: -sum(one[1].values()))
+    rest = {name: whole[name] - sum(one.get(name, 0.0) for one in steps.values()) for name in shown}
+    head = f"| step (run {letters(record)[hops['run']]}) | {' | '.join(shown)} |\n|---|{'---:|' * len(shown)}\n"
+    return head + "".join(
+        f"| {step} | {' | '.join(f'{one[name]:.2f}' if name in one else '' for name in shown)} |\n"
+        for step, one in [*lines, ("sockets, event loops, all else", rest), ("**in all**", whole)]
+    )
+
+
+def simulated(record: Record) -> str:
+    """Rounds with many clients, behind the server that was measured."""
+    server, sites = scale.Server.of(record), scale.Clients()
+    measured = (
+        f"Clients train for a log-normal time (median {sites.train_median:g} s, sigma {sites.train_sigma:g}) on links "
+        f"of {8 * sites.link / 1e6:g} Mbit/s; the server moves {number(server.throughput / 1e6)} MB/s, takes "
+        f"{number(server.fixed)} s per round and {number(server.averaging)} s to average an upload, as measured above."
+    )
+    return f"\n{textwrap.fill(measured, 120)}\n\n{scale.table((10, 1_000, 100_000), server, sites)}\n"
 
 
 def plain(value: float) -> str:
@@ -111,15 +149,20 @@ def plain(value: float) -> str:
 
 def filled(page: str, record: Record) -> str:
     """A page with the numbers of the record."""
-    made = {
-        "bench": table(record),
-        "bench runs": runs_list(record),
-        "bench curves": curves_table(record),
-        "bench sites": table(record, r"(9|13) |.* sites$"),
-        "bench sites curve": curves_table(record, "sites"),
+    made: dict[str, Callable[[], str]] = {
+        "bench": lambda: table(record),
+        "bench runs": lambda: runs_list(record),
+        "bench curves": lambda: curves_table(record),
+        "bench sites": lambda: table(record, r"(9|13) |.* sites$"),
+        "bench sites curve": lambda: curves_table(record, "sites"),
+        "bench cluster curve": lambda: curves_table(record, "cluster"),
+        "bench hops": lambda: hops_table(record),
+        "bench simulation": lambda: simulated(record),
     }
-    for name, text in made.items():
-        page = re.sub(BLOCK.format(name=name), lambda match, text=text: match[1] + text + match[2], page)
+    for name, make in made.items():
+        if f"<!-- {name} -->" in page:
+            text = make()
+            page = re.sub(BLOCK.format(name=name), lambda match, text=text: match[1] + text + match[2], page)
     return page
 
 
@@ -129,6 +172,7 @@ def draw(record: Record) -> None:
 
     rows = [Row(**{key: value for key, value in row.items() if key != "run"}) for row in record["rows"]]
     bench.plot(rows, [Curve.of(one) for one in record["curves"]], PICTURE)
+    scale.plot(SIMULATED, scale.Server.of(record), scale.Clients())
 
 
 def main(words: list[str]) -> None:

@@ -12,6 +12,18 @@ for sent in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(sent, signal.default_int_handler if sent == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(config, items):
+    """Coverage watches the first case of every test: watching the others takes half their time for the same lines."""
+    if not config.pluginmanager.hasplugin("_cov"):
+        return
+    seen = set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in seen:
+            item.add_marker("no_cover")
+        seen.add(test)
+
+
 @pytest.fixture(autouse=True)
 def _own_data_folder(tmp_path, monkeypatch):
     """No test reads or writes the user's cache."""

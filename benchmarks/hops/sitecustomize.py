@@ -4,12 +4,14 @@ A step's own time is that of its thread, without the steps inside it. Used by `b
 """
 
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 
@@ -21,6 +23,9 @@ STEPS = {  # where a function is, and the step that it belongs to
     "ssl:SSLObject.read": "TLS, read",
     "ssl:SSLObject.write": "TLS, write",
     "httpx:Client.send": "HTTP, client",
+    "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.data_received": "HTTP, server",
+    "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.run_asgi": "HTTP, server",
+    "starlette.middleware.base:BaseHTTPMiddleware.__call__": "HTTP, server",
     "flwr.supercore.protobuf.client:ProtobufClient._unary_unary": "protobuf",
     "flwr.supercore.protobuf.translation:ProtobufTranslationMiddleware._parse_request": "protobuf",
     "flwr.supercore.protobuf.translation:ProtobufTranslationMiddleware._response_for": "protobuf",
@@ -47,20 +52,49 @@ _seconds: dict[str, float] = defaultdict(float)
 _thread = threading.local()
 
 
+@contextmanager
+def counted(step):
+    stack = _thread.__dict__.setdefault("stack", [])
+    begun = time.thread_time()
+    stack.append(0.0)
+    try:
+        yield
+    finally:
+        whole = time.thread_time() - begun
+        _seconds[step] += whole - stack.pop()
+        if stack:
+            stack[-1] += whole
+
+
 def timed(step, function):
     def wrapped(*values, **named):
-        stack = _thread.__dict__.setdefault("stack", [])
-        begun = time.thread_time()
-        stack.append(0.0)
-        try:
+        with counted(step):
             return function(*values, **named)
-        finally:
-            whole = time.thread_time() - begun
-            _seconds[step] += whole - stack.pop()
-            if stack:
-                stack[-1] += whole
 
-    return wrapped
+    async def wrapped_coroutine(*values, **named):
+        return await Awaited(step, function(*values, **named))
+
+    return wrapped_coroutine if inspect.iscoroutinefunction(function) else wrapped
+
+
+class Awaited:
+    """A coroutine that counts while it runs, not while it waits."""
+
+    def __init__(self, step, coroutine) -> None:
+        self.step, self.coroutine = step, coroutine
+
+    def __await__(self):
+        resume, given = self.coroutine.send, None
+        while True:
+            try:
+                with counted(self.step):
+                    waits_for = resume(given)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, given = self.coroutine.send, (yield waits_for)
+            except BaseException as error:  # cancelled
+                resume, given = self.coroutine.throw, error
 
 
 def wrap(module) -> None:

@@ -18,6 +18,7 @@ def parts(monkeypatch):
         "dear": lambda: [within("2 dear", "limit", "s", 1.0, 3.0, 1)],
     }
     monkeypatch.setattr(bench, "PARTS", made)
+    monkeypatch.setattr(bench, "HOPS", {"dear": lambda: {"clients": 3}})
 
 
 def test_a_part_that_fails_costs_its_own_rows_and_the_record_says_what_was_run(parts, tmp_path, monkeypatch, capsys):
@@ -32,6 +33,7 @@ def test_a_part_that_fails_costs_its_own_rows_and_the_record_says_what_was_run(p
     assert record["rows"][1]["against"] == "failed: SystemExit"
     assert (record["command"], len(record["date"])) == ("python -m benchmarks.bench", len("2026-01-01"))
     assert len(record["environment"]["load_before_and_after"]) == 2
+    assert record["hops"] == {"clients": 3}
     assert (tmp_path / "bench.png").stat().st_size > 1000
     assert "no port is free" in capsys.readouterr().out
 

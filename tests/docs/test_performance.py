@@ -32,12 +32,12 @@ def test_the_page_is_short():
 
 
 def test_every_row_and_curve_names_a_run_and_every_run_is_used():
-    named = {one["run"] for one in (*RECORD["rows"], *RECORD["curves"])}
+    named = {one["run"] for one in (*RECORD["rows"], *RECORD["curves"], RECORD["hops"])}
     assert named == set(RECORD["runs"])
 
 
 def test_a_row_that_is_measured_again_replaces_the_older_one():
-    old = {"runs": {"first": {"note": ""}}, "curves": [], "rows": []}
+    old = {"runs": {"first": {"note": ""}}, "curves": [], "rows": [], "hops": {}}
     for target in ("11 a", "time against b", "5 c"):
         old["rows"].append({"run": "first", "target": target, "against": "limit", **ROW})
     again = {"target": "11 a", "against": "limit", **ROW, "ours": 0.5}
@@ -47,6 +47,7 @@ def test_a_row_that_is_measured_again_replaces_the_older_one():
         "environment": ABOUT | {"load_before_and_after": [1.2, 3]},
         "rows": [again],
         "curves": [],
+        "hops": {},
     }
     found = performance.merged(old, new, "busy")
     name = "2026-01-02, C, load 1 to 3"
@@ -59,3 +60,27 @@ def test_a_row_that_is_measured_again_replaces_the_older_one():
     assert "| 11 a | limit | s | 2 | 0.5 | 0.5 | ≤ 1 | pass | b |" in performance.table(found)
     found["rows"] = found["rows"][2:]
     assert set(performance.merged(found, new)["runs"]) == {name}, "a run that no row needs is gone"
+
+
+def test_hops_by_program_with_what_no_step_counted():
+    spent = {"server: superlink": 2.0, "client: supernode": 3.0, "server: superexec": 0.25, "client: supervisor": 0.5}
+    steps = {"client: supernode: training": 1.25, "server: superlink: read": 0.5, "client: supernode: read": 1.0}
+    hops = {"run": "b", "CPU seconds of a round": spent, "CPU seconds of a round, by step": steps}
+    assert performance.hops_table({"runs": {"a": {}, "b": {}}, "hops": hops}).splitlines() == [
+        "| step (run b) | sites | SuperLink | other processes |",
+        "|---|---:|---:|---:|",
+        "| read | 1.00 | 0.50 |  |",
+        "| training | 1.25 |  |  |",
+        "| sockets, event loops, all else | 0.75 | 1.50 | 0.75 |",
+        "| **in all** | 3.00 | 2.00 | 0.75 |",
+    ]
+    assert performance.hops_table({"runs": {}, "hops": {}}) == ""
+
+
+def test_hops_that_are_not_measured_again_stay():
+    old = {"runs": {"first": {}}, "curves": [], "rows": [], "hops": {"run": "first", "clients": 3}}
+    new = {"command": "bench", "date": "2026-01-02", "environment": ABOUT | {"load_before_and_after": [1, 1]}}
+    assert performance.merged(old, new | {"rows": [], "curves": [], "hops": {}}) == old
+    found = performance.merged(old, new | {"rows": [], "curves": [], "hops": {"clients": 4}})
+    assert found["hops"] == {"run": "2026-01-02, C, load 1 to 1", "clients": 4}
+    assert set(found["runs"]) == {found["hops"]["run"]}

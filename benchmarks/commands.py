@@ -47,8 +47,8 @@ def rows() -> list[Row]:
             "11 fedssl presets": (_least(["presets"]), 0.5),
             f"11 fedssl ls, {RUNS} runs": (_least(["ls", str(folder / "many")]), 1.0),
         }
-    found = [within(name, "limit", "s", limit, seconds, 1) for name, (seconds, limit) in taken.items()]
-    return [*found, map_row()]
+    rows = [within(name, "limit", "s", limit, seconds, 1) for name, (seconds, limit) in taken.items()]
+    return [*rows, map_row()]
 
 
 def map_row() -> Row:

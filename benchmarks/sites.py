@@ -80,8 +80,8 @@ HOPS = (
 
 def hops() -> dict[str, Any]:
     """Where the CPU seconds of a round of 154 MB go. Counting costs some itself: the rows come from other rounds."""
-    found = measured("--hops")
-    return {name: found[name] for name in HOPS}
+    counted = measured("--hops")
+    return {name: counted[name] for name in HOPS}
 
 
 def measured(*size: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From tables to validated settings; an unknown key or a value out of range is an error that names the key."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from inspect import Parameter
 from typing import Any, TypeVar
 
@@ -74,7 +75,7 @@ def resolve(raw: Raw, allow_code: AllowCode = ()) -> Config:
     if public := method.public_images(chosen["method"].settings).data:
         CHOICES["data"].check(public, allow_code, "method.public_data")
     models = {table: validated(table, model, raw.get(table, {})) for table, model in MODELS.items()}
-    training = _settings("local_training", settings_of(LocalTraining), raw["local_training"])
+    training = _settings("local_training", raw["local_training"], LocalTraining)
     models["network"] = _complete(models["network"])
     run = validated("", Run, top)
     if run.engine != Run.model_fields["engine"].default:
@@ -109,23 +110,31 @@ def choice(table: str, raw: Raw, allow_code: AllowCode = ()) -> Choice:
     raw = dict(raw)
     name = raw.pop("name", DEFAULTS.get(table))
     factory = CHOICES[table].find(name, allow_code)
-    settings = settings_of(factory) | _common(table)
-    values = _settings(table, settings, raw)
-    for key, setting in settings.items():  # some name entries of a registry in their turn
+    factories = [factory, *filter(None, [COMMON.get(table)])]
+    values = _settings(table, raw, *factories)
+    for key, setting in _settings_of_all(factories).items():  # some name entries of a registry in their turn
         for registry in getattr(setting.annotation, "__metadata__", ()):
             if isinstance(registry, Registry) and values[key] != setting.default:
                 registry.check(values[key], allow_code, f"{table}.{key}")
     return Choice(name, values, factory)
 
 
-def _settings(table: str, settings: dict[str, Setting], raw: Raw) -> Raw:
+def _settings(table: str, raw: Raw, *factories: Callable[..., Any]) -> Raw:
     """Validated values for all settings, by the annotations of the arguments they stand for."""
+    return validated(table, _model_of(table, *factories), raw).model_dump()
+
+
+@lru_cache(maxsize=256)  # making one costs a hundred times what validating by it does
+def _model_of(table: str, *factories: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {
         name: (setting.annotation, ... if setting.default is Parameter.empty else setting.default)
-        for name, setting in settings.items()
+        for name, setting in _settings_of_all(factories).items()
     }
-    model = create_model(table, __config__=STRICT, **fields)
-    return validated(table, model, raw).model_dump()
+    return create_model(table, __config__=STRICT, **fields)
+
+
+def _settings_of_all(factories: Iterable[Callable[..., Any]]) -> dict[str, Setting]:
+    return {name: setting for factory in factories for name, setting in settings_of(factory).items()}
 
 
 def validated(table: str, model: type[Model], raw: Raw, *, of_a_run: bool = True) -> Model:
@@ -186,7 +195,7 @@ def _complete(network: BaseModel) -> Network:
 
 def network_settings(name: str, given: Raw) -> Raw:
     """Every setting of a backbone of ours, checked."""
-    return _settings("network", settings_of(BACKBONES[name]), given)
+    return _settings("network", given, BACKBONES[name])
 
 
 def _check_together(config: Config) -> None:

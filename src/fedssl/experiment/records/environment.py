@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -37,6 +39,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -46,6 +49,7 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor()
 
 
+@cache  # what this process imported stays what it was
 def _git_commit() -> str | None:
     """The commit of a source checkout, marked when it has changes; None for an installed package."""
     here = Path(__file__).resolve().parents[4]

@@ -248,6 +248,8 @@ def test_environment_without_git_or_cpuinfo(monkeypatch):
     monkeypatch.setattr(environment.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError("no git")))
     monkeypatch.setattr(environment.platform, "processor", lambda: "a chip")
     monkeypatch.setattr(environment, "PACKAGES", ("fedssl", "no-such-package"))
+    for name in ("_git_commit", "_cpu_name"):  # without what an earlier test was told
+        monkeypatch.setattr(environment, name, getattr(environment, name).__wrapped__)
     found = describe_environment(torch.device("cpu"))
     assert found["git_commit"] is None
     assert found["packages"]["no-such-package"] is None

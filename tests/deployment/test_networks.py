@@ -287,7 +287,7 @@ def test_a_middleman_of_ones_own_network_is_named(place, tmp_path):
     with serving(Link, tls(other)) as port:
         found = lines_of(site_at(place, port, tmp_path))
         assert "'fedssl CA of localhost' is your own network's" in found["CA"].text
-        assert "let 127.0.0.1 pass, or give its certificate with --ca" in found["CA"].text
+        assert "have 127.0.0.1 exempted there, or give its certificate with --ca" in found["CA"].text
         assert "not tried whether the server knows it" in found["key"].text
         rubbish = lines_of(site_at(place, port, tmp_path, ca=Path(__file__)))
         assert "no certificates: ask the server's operator" in rubbish["CA"].text

@@ -98,7 +98,8 @@ def keep(plan: Plan, records: Path = RECORDS) -> Iterator[str]:
         if run.finished(plan.scale.evaluation_epochs) and _differs(run.folder, record):
             record.mkdir(parents=True, exist_ok=True)
             for name in (name for name in KEPT if (run.folder / name).exists()):
-                shutil.copyfile(run.folder / name, record / name)
+                text = (run.folder / name).read_text(encoding="utf-8")
+                (record / name).write_text(text.replace(f"{ROOT}/", ""), encoding="utf-8")  # no path of a machine
             yield run.name
 
 

@@ -7,6 +7,7 @@ A record is a run folder without weights and images' places: results/paper/SCALE
 --scale SCALE --out results/paper` shows them, with curves.
 """
 
+import json
 import shutil
 import sys
 import textwrap
@@ -15,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedssl.core.checksums import signed_json
 from fedssl.experiment.progress.views import QuietView
-from fedssl.experiment.records.run_record import read_summary
+from fedssl.experiment.records.run_record import read_json, read_summary
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.comparison import Comparison, markdown_table
 from fedssl.paper.plan import Plan, make_plan
@@ -98,9 +100,17 @@ def keep(plan: Plan, records: Path = RECORDS) -> Iterator[str]:
         if run.finished(plan.scale.evaluation_epochs) and _differs(run.folder, record):
             record.mkdir(parents=True, exist_ok=True)
             for name in (name for name in KEPT if (run.folder / name).exists()):
-                text = (run.folder / name).read_text(encoding="utf-8")
-                (record / name).write_text(text.replace(f"{ROOT}/", ""), encoding="utf-8")  # no path of a machine
+                shutil.copyfile(run.folder / name, record / name)
+            if (environment := record / "environment.json").exists():
+                environment.write_text(without_places(environment), encoding="utf-8")
             yield run.name
+
+
+def without_places(environment: Path) -> str:
+    """The file with its command as typed in this checkout, wherever that stood; signed anew."""
+    content = read_json(environment, must=True)
+    content["command"] = [word.replace(f"{ROOT}/", "") for word in content["command"]]
+    return signed_json(json.dumps(content, indent=2))
 
 
 def _differs(folder: Path, record: Path) -> bool:

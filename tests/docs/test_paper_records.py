@@ -1,10 +1,13 @@
 """The kept records of `fedssl paper` runs, and the page that shows them."""
 
 import dataclasses
+import json
 
 import pytest
 
+from fedssl.core.checksums import signed_json
 from fedssl.experiment.config.texts import flatten
+from fedssl.experiment.records.run_record import read_json
 from fedssl.paper.catalogue import find_studies
 from fedssl.paper.plan import choose_cells
 from fedssl.paper.scales import find_scale
@@ -34,6 +37,20 @@ def test_the_page_shows_the_records_as_they_are():
 def test_every_record_is_of_a_listed_run():
     wanted = {run.folder for part in PARTS for run in part.plan(paper_records.RECORDS).runs.values()}
     assert {path.parent for path in paper_records.RECORDS.glob("*/*/summary.json")} <= wanted
+
+
+def test_records_are_whole_and_name_no_path_of_a_machine():
+    paths = [*paper_records.RECORDS.glob("*/*/environment.json")]
+    assert len(paths) > 30
+    for path in paths:
+        assert not [word for word in read_json(path, must=True)["command"] if word.startswith("/")], path
+
+
+def test_a_command_is_kept_without_the_place_of_this_checkout(tmp_path):
+    path = tmp_path / "environment.json"
+    path.write_text(signed_json(json.dumps({"command": ["run", f"{paper_records.ROOT}/runs/x"]}, indent=2)))
+    path.write_text(paper_records.without_places(path))
+    assert read_json(path, must=True) == {"command": ["run", "runs/x"]}
 
 
 def test_a_finished_run_is_kept_and_brought_back_as_finished(tmp_path, monkeypatch):

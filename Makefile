@@ -105,6 +105,7 @@ results: $(STAMP)
 	$(BIN)/python -m scripts.autoscaler
 	$(BIN)/python -m scripts.methods
 	$(BIN)/python -m scripts.paper_records tables
+	$(BIN)/python -m scripts.tutorial tables
 	$(BIN)/python -m scripts.reference
 	$(BIN)/python -m scripts.performance
 

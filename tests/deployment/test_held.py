@@ -1,15 +1,15 @@
-"""A question for tasks is answered when there is one: no sooner, no later, and not after the node has gone."""
+"""A question for tasks, or a part of one, is answered when it is there: no sooner, no later; nobody who has gone."""
 
 import asyncio
 
 import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PullObjectRequest, PullObjectResponse, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
 from fedssl.deployment import superlink
-from fedssl.deployment.superlink import ASK, TASKS, Held, nodes_of
+from fedssl.deployment.superlink import ASK, HOLD, PART, PARTS, TASKS, Held, named_in
 
 
 class Link:
@@ -17,6 +17,7 @@ class Link:
 
     def __init__(self):
         self.tasks, self.asked, self.status, self.bodies = {}, 0, 200, []
+        self.parts = {}  # what each holds; b"" for those that are only announced
 
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
@@ -24,12 +25,23 @@ class Link:
         answer = b""
         if scope["path"] == ASK:
             self.asked += 1
-            (node,) = nodes_of(ASK, body) or {0}
+            (node,) = named_in(ASK, body) or {0}
             answer = self.tasks.pop(node, b"")
         elif scope["path"] == TASKS:
-            self.tasks |= dict.fromkeys(nodes_of(TASKS, body), b"a task")
+            self.tasks |= dict.fromkeys(named_in(TASKS, body), b"a task")
+        elif scope["path"] == PART:
+            self.asked += 1
+            answer = self.part(*named_in(PART, body))
+        elif scope["path"] == PARTS:
+            self.parts |= dict.fromkeys(named_in(PARTS, body), b"content")
         await send({"type": "http.response.start", "status": self.status})
         await send({"type": "http.response.body", "body": answer})
+
+    def part(self, name):
+        content = self.parts.get(name)
+        return PullObjectResponse(
+            object_found=content is not None, object_available=bool(content), object_content=content or b""
+        ).SerializeToString()
 
 
 async def post(held, path, body, gone=None, torn=False):
@@ -78,10 +90,41 @@ def test_a_node_is_answered_when_a_task_comes_and_no_other_is_woken():
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-def test_a_question_is_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(superlink, "HOLD", 0.01)
+def pull(name):
+    return PullObjectRequest(object_id=name, node=Node(node_id=1)).SerializeToString()
+
+
+def send(name):
+    return PushObjectRequest(object_id=name, object_content=b"content").SerializeToString()
+
+
+def test_a_part_that_is_announced_is_given_when_it_comes_and_what_nobody_announced_is_refused_at_once():
+    async def story():
+        link = Link()
+        link.parts = {"a": b"", "b": b"", "c": b"content"}
+        held = Held(link)
+        first, again, other = (asyncio.create_task(post(held, PART, pull(name))) for name in ("a", "a", "b"))
+        while link.asked < 3:
+            await asyncio.sleep(0)
+        await post(held, PARTS, send("a"))
+        assert await first == await again == link.part("c"), "all who asked for it"
+        assert link.asked == 5, "the other one was not asked for in vain"
+        await post(held, PARTS, send("b"))
+        assert await other == link.part("c")
+        assert await post(held, PART, pull("c")) == link.part("c")
+        assert await post(held, PART, pull("nobody's")) == PullObjectResponse().SerializeToString()
+        assert not held._waiting
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize("path", [ASK, PART])
+def test_a_question_is_not_kept_for_ever(path, monkeypatch):
+    monkeypatch.setitem(HOLD, path, 0.01)
     link = Link()
-    assert asyncio.run(asyncio.wait_for(post(Held(link), ASK, ask(1)), 60)) == b""
+    link.parts = {"a": b""}
+    question, nothing = {ASK: (ask(1), b""), PART: (pull("a"), link.part("a"))}[path]
+    assert asyncio.run(asyncio.wait_for(post(Held(link), path, question), 60)) == nothing
     assert link.asked == 2
 
 
@@ -101,13 +144,13 @@ def test_a_task_is_not_given_to_a_node_that_has_gone():
 
 
 @pytest.mark.parametrize("body", [b"\xff\xff\xff", b""])
-def test_what_cannot_be_read_is_left_to_flower(monkeypatch, body):
-    monkeypatch.setattr(superlink, "HOLD", 0.01)
+def test_what_cannot_be_read_is_left_to_flower(body):
     link = Link()
     link.status = 400
-    for path in (ASK, TASKS):
+    link.part = lambda name="": b""
+    for path in (ASK, TASKS, PART, PARTS):
         assert asyncio.run(asyncio.wait_for(post(Held(link), path, body), 60)) == b""
-    assert link.asked == 1, "an error is passed on at once"
+    assert link.asked == 2, "an error is passed on at once"
 
 
 def test_who_asks_in_the_name_of_a_node_neither_takes_its_place_nor_stays():
@@ -133,7 +176,7 @@ def test_who_asks_in_the_name_of_a_node_neither_takes_its_place_nor_stays():
 
 @pytest.mark.parametrize("path", [ASK, TASKS, "/v1/fleet/push-object"])
 def test_flower_gets_a_body_in_one_piece_and_none_whose_sender_has_gone(path, monkeypatch):
-    monkeypatch.setattr(superlink, "HOLD", 0.0)
+    monkeypatch.setitem(HOLD, ASK, 0.0)
     link = Link()
     held = Held(link)
     assert asyncio.run(asyncio.wait_for(post(held, path, push(4), torn=True), 60)) is None

@@ -13,6 +13,7 @@ import ipaddress
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -25,8 +26,9 @@ FOR_NODES = "/v1/fleet/"
 BEHIND_PROXY = "--behind-proxy"  # the one argument that is not Flower's
 FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded", b"via")  # what a proxy adds to a request
 ASK, TASKS = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"
+PART, PARTS = "/v1/fleet/pull-object", "/v1/runtime/push-object"  # of a task, which is announced before it comes
 LARGEST = 2**24  # bytes of a node's request: uploads come in pieces of 5 MiB
-HOLD = 20.0  # seconds that a question is kept; a node gives up on an answer after 30
+HOLD = {ASK: 20.0, PART: 1.0}  # seconds that a question is kept; a node gives up on an answer after 30
 A_MOMENT = 1.0  # seconds that others are kept, by the paths of their questions, or until one of these came
 WOKEN_BY = {
     "/v1/runtime/get-nodes": {  # the server's app, which then looks for replies
@@ -114,12 +116,15 @@ def is_forwarded(scope: dict[str, Any]) -> bool:
 class Held:
     """Middleware: a node that asks for tasks, and has none, is answered when it has one, or after HOLD seconds.
 
+    So is one that asks for a part of its task that the server's app is still sending: were each to ask again and again,
+    the time at the server would grow with the square of their number.
     Processes of this machine that ask five times a second whether there is news get their answer when there is.
     """
 
     def __init__(self, app: ASGI) -> None:
         self.app = app
-        self._waiting: dict[int, set[asyncio.Event]] = {}  # by the node's id; nobody has said yet who they are
+        # By the id of a node, or of a part; nobody has said yet who they are.
+        self._waiting: dict[int | str, set[asyncio.Event]] = {}
         self._news = {path: asyncio.Event() for path in WOKEN_BY}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: ASGI) -> None:
@@ -130,7 +135,7 @@ class Held:
         body = await _whole(receive)
         if body is None:
             return
-        if scope["path"] == ASK:
+        if scope["path"] in HOLD:
             await self._answer(scope, body, receive, send)
             return
         if news := self._news.get(scope["path"]):
@@ -142,23 +147,24 @@ class Held:
 
     def _wake(self, path: str, body: bytes) -> None:
         """Whoever waits for what this request brought."""
-        for node_id in nodes_of(TASKS, body) if path == TASKS else ():
-            for news in self._waiting.get(node_id, ()):
+        for name in named_in(path, body) if path in (TASKS, PARTS) else ():
+            for news in self._waiting.get(name, ()):
                 news.set()
         for waiting, causes in WOKEN_BY.items():
             if path in causes:
                 self._news[waiting].set()
 
     async def _answer(self, scope: dict[str, Any], body: bytes, receive: Receive, send: ASGI) -> None:
-        deadline = asyncio.get_running_loop().time() + HOLD
-        (node_id,) = nodes_of(ASK, body) or {0}
-        with self._awaiting(node_id) as news:
+        path = scope["path"]
+        deadline = asyncio.get_running_loop().time() + HOLD[path]
+        (name,) = named_in(path, body) or {0}
+        with self._awaiting(name) as news:
             while True:
                 news.clear()
                 answer: list[dict[str, Any]] = []
                 await self.app({**scope, "state": dict(scope.get("state", {}))}, _replay(body, _never), _into(answer))
                 left = deadline - asyncio.get_running_loop().time()
-                if not _is_empty(answer) or left <= 0:
+                if not _is_empty(path, answer) or left <= 0:
                     break
                 if await _first(news.wait(), receive(), left):  # it is gone: whatever came for it waits for its return
                     return
@@ -166,16 +172,16 @@ class Held:
             await send(part)
 
     @contextlib.contextmanager
-    def _awaiting(self, node_id: int) -> Iterator[asyncio.Event]:
-        """An event that is set when something came for this node; several may ask in its name."""
+    def _awaiting(self, name: int | str) -> Iterator[asyncio.Event]:
+        """An event that is set when something came for this node, or this part; several may ask for the same."""
         news = asyncio.Event()
-        self._waiting.setdefault(node_id, set()).add(news)
+        self._waiting.setdefault(name, set()).add(news)
         try:
             yield news
         finally:
-            self._waiting[node_id].discard(news)
-            if not self._waiting[node_id]:
-                del self._waiting[node_id]
+            self._waiting[name].discard(news)
+            if not self._waiting[name]:
+                del self._waiting[name]
 
 
 async def _whole(receive: Receive) -> bytes | None:
@@ -212,9 +218,16 @@ def _into(answer: list[dict[str, Any]]) -> ASGI:
     return send
 
 
-def _is_empty(answer: list[dict[str, Any]]) -> bool:
-    """Whether it is Flower's answer that there are no messages: 200, and a body of no bytes."""
-    return answer[0]["status"] == 200 and not any(part.get("body") for part in answer[1:])
+def _is_empty(path: str, answer: list[dict[str, Any]]) -> bool:
+    """Whether it is Flower's answer that there is nothing yet: no messages, or of a part only its name."""
+    return answer[0]["status"] == 200 and b"".join(part.get("body", b"") for part in answer[1:]) == _nothing(path)
+
+
+@cache
+def _nothing(path: str) -> bytes:
+    from flwr.proto.message_pb2 import PullObjectResponse
+
+    return b"" if path == ASK else PullObjectResponse(object_found=True).SerializeToString()
 
 
 async def _first(news: Awaitable[Any], gone: Awaitable[Any], seconds: float) -> bool:
@@ -229,15 +242,18 @@ async def _first(news: Awaitable[Any], gone: Awaitable[Any], seconds: float) -> 
     return left
 
 
-def nodes_of(path: str, body: bytes) -> set[int]:
-    """Who asks for messages, or for whom messages are; nobody, if it cannot be read: Flower will say so."""
+def named_in(path: str, body: bytes) -> set[int] | set[str]:
+    """The nodes, or the part, that a request is about; none, if it cannot be read: Flower will say so."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest
+    from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
     from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
     with contextlib.suppress(import_module("google.protobuf.message").DecodeError):
         if path == ASK:
             return {PullMessagesRequest.FromString(body).node.node_id}
-        return {one.metadata.dst_node_id for one in PushAppMessagesRequest.FromString(body).messages_list}
+        if path == TASKS:
+            return {one.metadata.dst_node_id for one in PushAppMessagesRequest.FromString(body).messages_list}
+        return {(PullObjectRequest if path == PART else PushObjectRequest).FromString(body).object_id}
     return set()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedssl.cli.main import app
 from fedssl.experiment.config.layers import load_config
+from scripts import tutorial
 from tests.helpers.html_page import HtmlPage
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tutorial.md"
@@ -82,3 +83,11 @@ def test_what_is_shortened_is_all_that_differs():
         "run",
     ]
     load_config("folder", {"init.encoder": "x", "init.skip": ["conv1"]})
+
+
+def test_the_page_shows_the_record_of_its_own_commands():
+    page, record = DOCUMENT.read_text(encoding="utf-8"), json.loads(tutorial.RECORD.read_text())
+    assert tutorial.filled(page, record) == page, "run `make results`"
+    assert tutorial.commands(page) == record["commands"], "run `python -m scripts.tutorial run`"
+    record["classifier"]["accuracy"] = 0.99
+    assert "99.0 % (95 % interval" in tutorial.filled(page, record)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from fedssl.deployment.server import Deployment, _Server, serve
 from fedssl.deployment.server_run import A_DAY, AtSites, key_bytes, run_at_server
 from fedssl.deployment.site import Site, take_part
 from fedssl.deployment.site_folder import Start
+from fedssl.deployment.supervision import Patience
 from fedssl.experiment.config.layers import load_config
 from fedssl.experiment.experiment import Experiment
 from fedssl.experiment.progress.views import QuietView
@@ -224,6 +226,7 @@ def test_a_client_gives_up_after_its_wait_and_says_why(tmp_path):
 
 def test_a_private_key_that_others_can_read_is_said_at_every_start(tmp_path, monkeypatch):
     made, (private, public) = make_server_certificate(tmp_path, []), make_node_key(tmp_path, "north")
+    monkeypatch.setattr("fedssl.deployment.site.time.sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 50))
     said = []
     for mode in (0o600, 0o640):
         private.chmod(mode)
@@ -247,6 +250,20 @@ def test_a_private_key_that_others_can_read_is_said_at_every_start(tmp_path, mon
     ]
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A site that pauses for a fiftieth of the time, and gives up on a node with the first that ended."""
+    wait = Patience.wait
+
+    def short(patience, what, pause=1.0):
+        if "waiting to be accepted" in what:
+            patience.limit = -1.0
+        wait(patience, what, pause / 50)
+
+    monkeypatch.setattr(Patience, "wait", short)
+    monkeypatch.setattr(client_module, "reachable", lambda *values, **options: "")
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -254,23 +271,32 @@ def test_a_private_key_that_others_can_read_is_said_at_every_start(tmp_path, mon
         ("Traceback: out of memory", r"ended with code 1 \(Traceback: out of memory\)"),
     ],
 )
+@pytest.mark.usefixtures("unhurried")
 def test_why_a_node_was_not_accepted_is_said(tmp_path, monkeypatch, words, reason):
-    monkeypatch.setattr(client_module, "reachable", lambda *values, **options: "")
     monkeypatch.setattr(Site, "command", lambda self: [sys.executable, "-c", f"raise SystemExit({words!r})"])
     with pytest.raises(RoundError, match=reason):
-        take_part(site(tmp_path), print, wait=5.0)
+        take_part(site(tmp_path), print, wait=600.0)
 
 
 def test_a_node_that_was_accepted_may_come_back_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(client_module, "reachable", lambda *values, **options: "")
-    script = tmp_path / "node.py"
-    script.write_text("import sys\nprint('SuperNode ID: 7', flush=True)\nimport time; time.sleep(1.5)\n")
+    monkeypatch.setattr("fedssl.deployment.site.time.sleep", lambda seconds, sleep=time.sleep: sleep(seconds / 50))
+    script, seen = tmp_path / "node.py", tmp_path / "seen"
+    script.write_text(
+        "import pathlib, time\n"
+        "print('SuperNode ID: 7', flush=True)\n"
+        f"seen = pathlib.Path({str(seen)!r})\n"
+        "while not seen.exists():\n    time.sleep(0.02)\n"
+        "seen.unlink()\n"
+    )
     monkeypatch.setattr(Site, "command", lambda self: [sys.executable, str(script)])
-    said = []
+    connected = []
 
     def say(text):
-        said.append(text)
-        if len([one for one in said if "connected" in one]) == 2:
+        if "connected" in text:
+            connected.append(text)
+            seen.touch()
+        if len(connected) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Test files in one process more than there are cores, each with one thread: a quarter of their time they wait.
-PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
+# Test files in two processes for each core, each with one thread: a quarter of their time they wait.
+PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, 2 * os.cpu_count()))')
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.
@@ -57,8 +57,9 @@ check: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 check tests
 
+# Bytecode is kept even where it is not wanted: every process would compile all tests anew.
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not proxies and not timm and not install'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report=term --cov-fail-under=90 -m 'not browser and not loggers and not flower and not proxies and not timm and not install'
 
 check-loggers: $(STAMP)
 	$(BIN)/python -m pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[wandb,mlflow]'
@@ -93,7 +94,7 @@ check-report: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 bench: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu

@@ -292,7 +292,6 @@ def test_with_start_over_the_others_go_on_and_the_client_starts_from_the_global_
 # --- every file ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.no_cover  # what it reads and draws sixty times other tests cover; watched, it takes twice as long
 def test_nothing_that_is_damaged_passes_in_silence(tmp_path):
     """Sixty cases over all files of four run folders and the image cache; `make soak` has five hundred."""
     found = fuzz(60, 0, tmp_path)

@@ -5,7 +5,6 @@ import functools
 import json
 import random
 
-import pytest
 import torch
 
 from fedssl.core.weights import Weights, non_finite
@@ -186,7 +185,6 @@ def lie_to_a_server(folder, count, seed=0):
     return {"replies": liars.made, "certainly bad": certain, "rejected": rejected}
 
 
-@pytest.mark.no_cover  # two thousand times what other tests cover
 def test_no_reply_ends_a_server_and_who_sent_a_bad_one_is_named(tmp_path):
     found = lie_to_a_server(tmp_path / "run", 2_000)
     assert found["replies"] >= 2_000

@@ -69,7 +69,6 @@ def test_the_sum_says_the_weighted_average_and_the_counter_stays():
     assert total.weights.buffers["bn.num_batches_tracked"] == 7
 
 
-@pytest.mark.no_cover  # a thousand times what other tests cover
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_the_sum_of_the_vectors_is_exact(data):

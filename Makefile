@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Test files in two processes for each core, each with one thread: a quarter of their time they wait.
-PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, 2 * os.cpu_count()))')
+# Test files in one process more than there are cores, each with one thread: some wait, and with two for each core the
+# same tests take a fourth more CPU time, for they share its caches.
+PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
 # Where torch comes from: the options of the line that PyTorch's install page gives for your machine, e.g. for CPUs.

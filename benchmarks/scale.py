@@ -119,12 +119,17 @@ def seconds_of(way: Way, clients: int, server: Server, sites: Clients, seed: int
 
 def most_clients(way: Way, server: Server, sites: Clients, limit: float) -> int:
     """The largest number of clients with which a round stays within `limit` seconds (up to a million)."""
+
+    def fits(clients: int) -> bool:
+        moved = 0 if way.two_level else 2 * way.sampled(clients) * way.size  # down and up, through one server
+        return moved <= limit * server.throughput and seconds_of(way, clients, server, sites) <= limit
+
     low, high = 1, 1_000_000
-    if seconds_of(way, high, server, sites) <= limit:
+    if fits(high):
         return high
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        low, high = (middle, high) if seconds_of(way, middle, server, sites) <= limit else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

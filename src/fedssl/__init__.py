@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fedssl.core.old_names import OldNames
+from fedssl.core.threads import wait_briefly
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 sys.meta_path.insert(0, OldNames())
+wait_briefly()
 
 if TYPE_CHECKING:  # type checkers must not see __getattr__, by which every misspelt name would be right
     from fedssl.core.errors import FedsslError

@@ -272,10 +272,8 @@ def test_a_damaged_state_that_no_checkpoint_can_do_without_is_an_error_that_name
     assert [*run.glob("checkpoints/damaged-*")] == []
 
 
-@pytest.mark.parametrize("engine", ["in-process", "processes", "flower"])
+@pytest.mark.parametrize("engine", ["in-process", "processes", pytest.param("flower", marks=pytest.mark.flower)])
 def test_with_start_over_the_others_go_on_and_the_client_starts_from_the_global_model(harmed, tmp_path, engine):
-    if engine == "flower":
-        pytest.importorskip("ray")
     (folder, client), view = harmed, Stops()
     run = shutil.copytree(folder, tmp_path / "run")
     asked = next(number for number in range(4, 100) if client in sample_clients(6, 2, 0, number))

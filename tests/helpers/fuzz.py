@@ -11,7 +11,9 @@ import shutil
 import traceback
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.faults.test_damage import Stops
 from tests.helpers.faults import everything
@@ -131,10 +133,28 @@ def listed(folder):
 
 
 def reported(folder):
+    """A page of every run is made, but its curves and bars, which are most of the work, only where they are new."""
     from fedssl.reports.run_page import write_report
 
     out = folder.with_name("report.html")
-    return write_report([folder], out, images=0), out.read_text()
+    with patch.multiple("fedssl.reports.run_figures", curves=drawn_once("curves"), bars=drawn_once("bars")):
+        return write_report([folder], out, images=0), out.read_text()
+
+
+@cache
+def drawn_once(name):
+    """The same numbers give the same drawing."""
+    from fedssl.reports import plots
+
+    draw, known = getattr(plots, name), {}
+
+    def drawn(*values, **options):
+        key = repr((values, options))
+        if key not in known:
+            known[key] = draw(*values, **options)
+        return known[key]
+
+    return drawn
 
 
 def encoder(folder):

@@ -29,6 +29,7 @@ TINY = ("--network", "convnet", "--width", "8", "--heads", "64")
 PAPER = 38_460_000  # parameters that travel
 STATE = 240.7  # MB of a client of such a network: online, predictor, target; a site keeps three generations
 CLIENTS = 3
+ROUNDS = 24  # of sites that do nothing: a round of two takes less time than the clock of a watch can tell
 
 
 def rows() -> list[Row]:
@@ -102,7 +103,8 @@ def _served(count: int, heads: int) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="fedssl-sites-"))
     port, watch = deployment.free_port(), deployment.Watch(folder / "run/rounds.jsonl")
     names = [f"site-{number}" for number in range(count)]
-    given = deployment.options(["--insecure", "--network", "convnet", "--width", "8", "--heads", str(heads)])
+    words = ["--insecure", "--network", "convnet", "--width", "8", "--heads", str(heads), "--rounds", str(ROUNDS)]
+    given = deployment.options(words)
     sites = [sys.executable, "-m", "benchmarks.sites", "--serve", f"127.0.0.1:{port}", "--sites", str(count)]
     try:
         with deployment.started_server(folder, names, ["--insecure"], port, given) as server:

@@ -16,11 +16,13 @@ for sent in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
 COVERED_ELSEWHERE = (  # whole runs, over and over: 2 % of the lines are reached by these alone
     "tests/docs/",
     "tests/encoders/export/test_export.py",
+    "tests/encoders/test_finetune.py",
     "tests/examples/",
     "tests/experiment/test_experiment.py",
     "tests/experiment/test_method_runs.py",
     "tests/experiment/test_own_runs.py",
     "tests/experiment/test_secure_runs.py",
+    "tests/experiment/records/test_profile.py",
     "tests/faults/",
     "tests/federation/engines/",
     "tests/federation/secure/",
@@ -28,8 +30,12 @@ COVERED_ELSEWHERE = (  # whole runs, over and over: 2 % of the lines are reached
     "tests/federation/test_local_training.py",
     "tests/federation/test_model_communication.py",
     "tests/federation/test_no_waiting.py",
+    "tests/federation/test_robust_aggregation.py",
     "tests/federation/test_wire.py",
     "tests/networks/test_without_batchnorm.py",
+    "tests/paper/test_scales.py",
+    "tests/paper/test_smoke.py",
+    "tests/reports/test_data_inspection.py",
     "tests/reports/test_run_page.py",
 )
 

@@ -26,7 +26,7 @@ from fedssl.networks.heads import HeadSizes
 
 USUAL = "300000"  # turns that libgomp's threads wait awake if nobody says otherwise
 NAMES = "2 two threads, convnet, width 24", "2 two threads beside a busy program"
-AGAINST = "threads that wait as OpenMP has them"
+AGAINST = "as OpenMP waits"
 STEPS, REPEATS, BATCH = 12, 3, 64
 
 

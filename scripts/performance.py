@@ -104,7 +104,7 @@ def curves_table(record: Record, name: str = "") -> str:
         seconds, megabytes = (
             ", ".join(plain(cost[kind]) for cost in curve["costs"]) for kind in ("seconds", "megabytes")
         )
-        sizes = ", ".join(f"{size / 1e6:.2f} M" if size > 1e5 else plain(size) for size in curve["sizes"])
+        sizes = ", ".join(f"{size / 1e6:.2g} M" if size > 1e5 else plain(size) for size in curve["sizes"])
         lines.append(f"| {curve['unit']} | {sizes} | {seconds} | {megabytes} | {letters(record)[curve['run']]} |")
     return "".join(f"{line}\n" for line in lines) if curves else ""
 

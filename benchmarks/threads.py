@@ -2,8 +2,8 @@
 
     python -m benchmarks.threads
 
-Baseline: threads that wait for each other as long as GNU OpenMP has them wait. Time on the clock, of the best of some
-turns: CPU time would count waiting as work. The busy program is ours; nothing else may run.
+Baseline: threads that wait for each other as long as GNU OpenMP has them wait. Time on the clock: CPU time would count
+waiting as work. The busy program is ours; nothing else may run.
 """
 
 import os
@@ -27,7 +27,7 @@ from fedssl.networks.heads import HeadSizes
 USUAL = "300000"  # turns that libgomp's threads wait awake if nobody says otherwise
 NAMES = "2 two threads, convnet, width 24", "2 two threads beside a busy program"
 AGAINST = "as OpenMP waits"
-STEPS, REPEATS, BATCH = 12, 3, 64
+STEPS, REPEATS, BATCH = 8, 1, 64
 
 
 def trained() -> float:

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Test files in one process more than there are cores, each with one thread: some wait, and with two for each core the
-# same tests take a fourth more CPU time, for they share its caches.
+# Test files in one process more than there are cores, each with one thread: some wait. Two for each core take a fourth
+# more CPU time than one, measured on four files that never wait: they share its caches.
 PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 PIP_QUIET := --quiet --disable-pip-version-check
@@ -25,7 +25,7 @@ help:
 	@echo "make check-install  install into a fresh environment, run every line of the README there (some minutes)"
 	@echo "make release-check  build, twine check, and check-install with the wheel that was built"
 	@echo "make screenshots  the pictures of the documentation anew: make screenshots RUN=runs/demo (needs Chromium)"
-	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (35 minutes)"
+	@echo "make bench   every speed target side by side with a baseline: a table, JSON and a plot (20 to 35 minutes)"
 	@echo "make bench-gpu  for machines with a GPU: an epoch of the paper's network beside its bare steps"
 	@echo "make results  the tables and the picture of the documentation from the records in results/"
 	@echo "make docs    the website into site/, no dead link, no missing reference; nothing is fetched"

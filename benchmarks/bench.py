@@ -1,4 +1,4 @@
-"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; about 35 minutes.
+"""Every target of docs/performance.md in one table, printed and written as JSON with a plot; 20 to 35 minutes.
 
     make bench
     python -m benchmarks.bench [--only training,growth] [--out benchmarks/results]

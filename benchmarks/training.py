@@ -65,7 +65,7 @@ class Case:
 CASES = (
     Case("ResNet-18 of the paper", "resnet18", 64, HeadSizes(4096, 2048), needed=1.2, steps=1, turns=3),
     Case("ResNet-18, width 16", "resnet18", 16, HeadSizes(512, 256), needed=1.45, steps=3, turns=3),
-    # 1.6 was asked for and is out of reach: nine tenths are convolutions at the speed of a matrix product.
+    # 1.6 was asked for: out of reach on the CPU where that was set (docs/performance.md).
     Case("convnet, width 32", "convnet", 32, HeadSizes(512, 256), needed=1.45, steps=6, turns=3),
 )
 # The width of the presets for CPUs. Beside the target, which is for width 32: added after that had not been reached.

@@ -10,8 +10,8 @@ TURNS = "2000"
 def wait_briefly() -> None:
     """Threads that wait go to sleep soon; before torch is imported, later it has no effect. No bit changes.
 
-    Beside one busy program, two threads are some 20 times slower otherwise: each waits, awake, for one that waits for
-    its core. What the user has set stays.
+    Otherwise each of two threads waits, awake, for one that waits for its core: beside a busy program of another
+    session (benchmarks/threads.py) they take some 20 times as long. What the user has set stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", TURNS)
